@@ -12,6 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from specjax.errors import UserError
@@ -25,24 +26,39 @@ class Document(NamedTuple):
     labelled: np.ndarray  # bool[n]
 
 
-def pieces(documents: Sequence[Document], length: int) -> list[Document]:
+def pieces(documents: Sequence[Document], length: int, context: int = 0) -> list[Document]:
     """``documents`` in pieces that fit into a row of ``length`` + 1 tokens; each piece has a label.
 
-    A piece begins with the last token of the previous piece, which is a label there and context
-    here: every label is used exactly once. The first token of a piece is never a label. Raises
-    UserError if ``length`` is below 1.
+    A piece of a longer document begins with the last ``context`` + 1 tokens of the piece before,
+    which are labels there and context here: every label is used exactly once. The first token of a
+    document is never a label. Raises UserError if ``length`` is below 1.
     """
     if length < 1:
         raise UserError(f"the length of a row is {length}; it must be at least 1")
     parts = []
     for ids, labelled in documents:
-        for start in range(0, max(len(ids) - 1, 0), length):
+        last = len(ids) - 1
+        for start in range(0, max(last - context, min(last, 1)), length - context):
             stop = start + length + 1
             part = Document(ids[start:stop], np.array(labelled[start:stop]))
-            part.labelled[0] = False
+            part.labelled[: 1 + (context if start else 0)] = False
             if part.labelled.any():
                 parts.append(part)
     return parts
+
+
+def about_windows(documents: Sequence[Document], length: int, context: int) -> str:
+    """One line on documents that are longer than a row of ``pieces``; "" if there are none."""
+    longer = [each for each in documents if len(each.ids) > length + 1]
+    if not longer:
+        return ""
+    number = sum(int(each.labelled[1:].sum()) for each in documents)
+    later = sum(int(each.labelled[length + 1 :].sum()) for each in longer)
+    return (
+        f"{len(longer):,} of {len(documents):,} texts have more than {length + 1:,} tokens: "
+        f"{later:,} of {number:,} labels are in later windows, behind {context:,} to {length:,} "
+        "tokens of context"
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,6 +72,7 @@ class Packed:
     batch_size: int
     length: int  # T; a row has one token more, so that every position has a label
     seed: int = 0
+    context: int = 0  # tokens before the labels of further pieces of a document
 
     def __post_init__(self):
         _check_some(self._pieces)
@@ -67,7 +84,7 @@ class Packed:
 
     @functools.cached_property
     def _pieces(self) -> list[Document]:
-        return pieces(self.documents, self.length)
+        return pieces(self.documents, self.length, self.context)
 
     @functools.cached_property
     def _sizes(self) -> np.ndarray:
@@ -161,14 +178,14 @@ def held_out_rows(
 
 
 def held_out(
-    documents: Sequence[Document], batch_size: int, length: int, count: int
+    documents: Sequence[Document], batch_size: int, length: int, count: int, context: int = 0
 ) -> list[Batch]:
     """``count`` batches of whole documents, the same on every call; shapes as in ``Packed.batch``.
 
     Fewer batches if there are not enough documents, but at least one (with rows of padding if
     needed). Raises UserError if no document has a label.
     """
-    parts = pieces(documents, length)
+    parts = pieces(documents, length, context)
     _check_some(parts)
     order = np.argsort([-len(part.ids) for part in parts], kind="stable")
     plan = best_fit(np.array([len(part.ids) for part in parts]), length + 1)
@@ -214,6 +231,21 @@ def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:
         free[left - size].append(row)
         some |= 1 << left - size
     return rows
+
+
+def cut(batch: Batch, length: int) -> Batch:
+    """A batch of rows of n * ``length`` + 1 tokens as one of rows of ``length`` + 1 tokens.
+
+    The rows of [B,...] are [B*n,...], those of one text after each other. A row begins with the
+    last token of the row before.
+    """
+    whole = batch.tokens.shape[1] - 1
+
+    def rows(x: Any) -> Any:
+        parts = [x[:, start : start + length + 1] for start in range(0, whole, length)]
+        return np.stack(parts, 1).reshape(-1, length + 1)
+
+    return jax.tree.map(rows, batch)
 
 
 def _fill(rows: Sequence[Sequence[Document]], length: int) -> Batch:

@@ -95,7 +95,12 @@ class TrainKeys(Schedule, Settings):
     """config.train: the training loop."""
 
     batch_size: int = key(8, "rows of a step, or of one pass of the target", least=1)
-    length: int = key(128, "tokens of a row; stored features need the same as training", least=1)
+    length: int = key(
+        0,
+        "tokens of a row; 0: 512 of dialogues and of generated text, otherwise 128. Without stored "
+        "features the target reads a row at once: longer dialogues and texts are windows",
+        least=0,
+    )
     eval_batches: int = key(12, "batches of the held-out text", least=1)
     remat: bool = key(False, "recompute layers in the backward pass: less memory, more time")
 
@@ -317,6 +322,12 @@ class FeaturesKeys(declare.Keys):
         (),
         "layers whose outputs are stored beside the last feature, numbered from 0, as (1, 5, 8)",
         once=True,
+    )
+    text: int = key(
+        2048,
+        "tokens that the target reads at once, in rows of train.length; longer texts are windows "
+        "with half as many tokens of context",
+        least=1,
     )
     dtype: str = key("bfloat16", "or float32, float8 (one scale per vector)", choices=tuple(DTYPES))
     rows: int = key(0, "at most so many rows of the train split; 0: all", least=0)

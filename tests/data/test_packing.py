@@ -15,6 +15,7 @@ from specjax.data import packing
 from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.models import lm
+from specjax.types import Batch
 
 fast = pytest.mark.fast
 
@@ -49,10 +50,11 @@ def expected(documents) -> list[int]:
 
 @fast
 @settings(max_examples=60, deadline=None)
-@given(corpus(), st.integers(1, 20), st.integers(0, 3), st.integers(1, 3))
-def test_an_epoch_has_every_label_once(documents, length, seed, batch_size):
+@given(corpus(), st.integers(1, 20), st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_an_epoch_has_every_label_once(documents, length, seed, batch_size, windows):
+    context = length // 2 if windows else 0
     try:
-        packed = packing.Packed(documents, batch_size, length, seed)
+        packed = packing.Packed(documents, batch_size, length, seed, context)
     except UserError as error:
         assert "fewer than one batch" in str(error)
         return
@@ -77,7 +79,10 @@ def test_an_epoch_has_every_label_once(documents, length, seed, batch_size):
             for place in np.flatnonzero(labelled):
                 assert place > 0 and segments[place] == segments[place - 1]
                 assert following[int(tokens[place])] == tokens[place - 1]
-    again = packing.Packed(documents, batch_size, length, seed)
+                # A document before it is as long as the context, or begins with its first token.
+                start = place - int((segments[:place] == segments[place]).sum())
+                assert tokens[start] % 1000 == 1 or place - start > context
+    again = packing.Packed(documents, batch_size, length, seed, context)
     for step in (len(batches) - 1, 0):  # a batch does not depend on the batches made before
         assert same(again.batch(step), batches[step])
 
@@ -104,6 +109,35 @@ def test_documents_stay_whole_and_long_ones_are_cut():
     assert packed.rows == 5
     rows = {tuple(packed.batch(step).tokens[0]) for step in range(5)}
     assert (410, 411, 0, 0, 0, 0) in rows and tuple(range(400, 406)) in rows
+
+
+@fast
+def test_windows_have_context():
+    documents = [document(100, "x" * 5), document(200, "." * 4 + "x" * 8)]
+    parts = packing.pieces(documents, 6, 3)
+    assert [part.ids.tolist() for part in parts] == [
+        [*range(100, 105)],
+        [*range(200, 207)],
+        [*range(203, 210)],
+        [*range(206, 212)],
+    ]
+    learnt = [part.ids[part.labelled].tolist() for part in parts]
+    assert learnt == [[101, 102, 103, 104], [204, 205, 206], [207, 208, 209], [210, 211]]
+    assert packing.about_windows(documents, 6, 3) == (
+        "1 of 2 texts have more than 7 tokens: 5 of 12 labels are in later windows, behind 3 to 6 "
+        "tokens of context"
+    )
+    assert packing.about_windows(documents, 12, 6) == ""
+
+
+@fast
+def test_rows_of_a_text():
+    """Rows of one text follow each other, and begin with the last token of the row before."""
+    batch = Batch(np.arange(26).reshape(2, 13), np.arange(26).reshape(2, 13) % 2 == 0)
+    cut = packing.cut(batch, 4)
+    assert cut.tokens.tolist() == [[*range(start, start + 5)] for start in (0, 4, 8, 13, 17, 21)]
+    np.testing.assert_array_equal(cut.labelled, cut.tokens % 2 == 0)
+    assert cut.segments is None
 
 
 @fast

@@ -75,3 +75,20 @@ def _text_config(target: Path, text_file: str):
     }
     config.generation.update(sizes | {"temperatures": (0.5,)})
     return config
+
+
+def test_default_length_of_a_row():
+    """Dialogues and generated text are read whole; stored features and pairs have no long rows."""
+    for name, changes, length in (
+        ("eagle", {}, 128),
+        ("eagle", {"generated": "runs/text"}, 512),
+        ("distill", {"dialogues": "chat.jsonl"}, 512),
+        ("features", {"generated": "runs/text"}, 128),
+        ("eagle", {"features": "runs/features"}, 128),
+        ("t5_distill", {"generated": "runs/text"}, 128),
+    ):
+        config = importlib.import_module(f"configs.{name}").get_config()
+        config.data.update(changes)
+        assert checks.complete(config).train.length == length, (name, changes)
+    config.train.length = 64
+    assert checks.complete(config).train.length == 64

@@ -12,14 +12,14 @@ import pytest
 from train_cases import close, equal, small_config
 
 from specjax import drafters
-from specjax.data import feature_store
+from specjax.data import feature_store, packing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.train import recipes
 from specjax.train.recipes import material
 
-T, ROWS = 32, 4
+T, ROWS, READ = 32, 4, 64
 
 
 def features_config(target, text_file, **changes):
@@ -27,7 +27,7 @@ def features_config(target, text_file, **changes):
     config.target, config.data.files = str(target), text_file
     config.train.update({"batch_size": ROWS, "length": T, "eval_batches": 2})
     config.examine.update({"prompts": 4, "prompt_tokens": 6})
-    config.features.update({"dtype": "float32", "shard_megabytes": 1})
+    config.features.update({"dtype": "float32", "shard_megabytes": 1, "text": READ + 5})
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     config.update_from_flattened_dict(changes)
     return config
@@ -45,6 +45,14 @@ def written(target_run, text_file, tmp_path_factory):
     return workdir, summary, lines
 
 
+@pytest.fixture(scope="module")
+def alone(target_run, text_file, tmp_path_factory):
+    """The workdir of a store in which the target read each row alone, as without a store."""
+    workdir = tmp_path_factory.mktemp("runs") / "features"
+    recipes.run(features_config(target_run[0], text_file, features__text=T), workdir)
+    return workdir
+
+
 def heads_config(target, store, name="medusa", **changes):
     changes = {"target": str(target), "data__features": str(store), **changes}
     return small_config(name, **changes, train__steps=5, train__eval_every=5)
@@ -56,24 +64,29 @@ def gathered(target, store, **changes):
 
 
 def test_what_is_written(target_run, written, text_file):
-    """The features are those of the target, the rows are the whole text, the sizes as stated."""
+    """The features are those of a pass over READ tokens, the rows are the whole text."""
     (workdir, summary, lines), target = written, hf.load(target_run[0], dtype=jnp.float32)
     store = feature_store.FeatureStore(workdir)
     config = features_config(target_run[0], text_file)
     text = material.read(config, workdir, target.tokenizer, target.directory)
     stream, rows = text.streams["train"], store.size("train")
     whole = store.read("train", range(rows), (0,))
-    assert rows == (len(stream) - 1) // T and whole.labelled is None and whole.segments is None
+    assert (
+        rows == (len(stream) - 1) // READ * 2 and whole.labelled is None and whole.segments is None
+    )
     np.testing.assert_array_equal(whole.tokens[:, 1:].ravel(), stream[1 : rows * T + 1])
     np.testing.assert_array_equal(
         store.counts, np.bincount(stream[1 : rows * T + 1], minlength=320)
     )
     forward = jax.jit(lambda t: lm.forward(target.lm.with_taps((0,)), target.params, t))
-    for split, numbers in (("train", [7, 3, rows - 1, 0]), ("valid", [5, 2, 0, 1])):
-        batch = store.read(split, numbers, (0,))
-        out = forward(batch.tokens[:, :-1])
-        np.testing.assert_allclose(batch.features.hidden, out.hidden, atol=1e-6)
-        np.testing.assert_allclose(batch.features.taps[0], out.taps[0], atol=1e-6)
+    for split, first in (("train", 6), ("train", rows - 4), ("valid", 4), ("valid", 0)):
+        batch = store.read(split, range(first, first + 4), (0,))
+        out = forward(batch.tokens[:, :-1].reshape(2, READ))
+        for stored, made in (
+            (batch.features.hidden, out.hidden),
+            (batch.features.taps[0], out.taps[0]),
+        ):
+            np.testing.assert_allclose(stored.reshape(made.shape), made, atol=1e-6)
     # Two vectors of 32 numbers of 4 bytes; a row also has its tokens.
     assert summary["bytes_per_token"] == 256 and summary["held_out_rows"] == 8
     assert summary["bytes"] == (rows + 8) * (T * 256 + (T + 1) * 4)
@@ -131,7 +144,7 @@ def test_a_killed_command_is_resumed(target_run, written, text_file, tmp_path, m
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float8", marks=pytest.mark.slow)])
 def test_documents(target_run, text_file, tmp_path, dtype):
-    """Packed documents keep their labels and segments; a pass reads each document alone."""
+    """Packed documents keep labels and segments; a pass reads each alone, from its first token."""
     changes = {"data__packing": "documents", "features__dtype": dtype, "features__rows": 12}
     config = features_config(target_run[0], text_file, **changes)
     summary = recipes.run(config, tmp_path / "f")
@@ -146,9 +159,18 @@ def test_documents(target_run, text_file, tmp_path, dtype):
     stored = np.bincount(batch.tokens[:, 1:][labels], minlength=320)
     np.testing.assert_array_equal(store.counts, stored)
     assert batch.labelled.any() and not batch.labelled.all() and batch.segments.max() >= 1
-    out = lm.forward(target.lm, target.params, batch.tokens[:, :-1], batch.segments[:, :-1])
-    scale = np.abs(out.hidden).max(-1, keepdims=True)
-    error = np.abs(np.asarray(batch.features.hidden, np.float32) - out.hidden) / scale
+    documents = material.read(config, tmp_path, target.tokenizer, target.directory).documents
+    texts = packing.Packed(documents["train"], 1, READ, config.seed, READ // 2)
+    texts = jax.tree.map(lambda *x: np.concatenate(x), *map(texts.batch, range(12)))
+    out = lm.forward(target.lm, target.params, texts.tokens[:, :-1], texts.segments[:, :-1])
+    rows, hidden = packing.cut(texts, T), np.asarray(out.hidden).reshape(24, T, -1)
+    # Rows without a label are left out.
+    kept = (rows.labelled[:, 1:] & (rows.segments[:, 1:] == rows.segments[:, :-1])).any(1)
+    assert 12 <= kept.sum() < 24
+    rows, hidden = jax.tree.map(lambda x: x[kept][:12], (rows, hidden))
+    assert equal(batch.replace(features=None), rows)
+    error = np.abs(np.asarray(batch.features.hidden, np.float32) - hidden)
+    error /= np.abs(hidden).max(-1, keepdims=True)
     assert error.max() < (1e-6 if dtype == "float32" else 0.04)
 
 
@@ -158,12 +180,12 @@ def gradient_of(drafter, params, target_params, batch):
     return value, gradient
 
 
-def test_the_loss_from_stored_features(target_run, written):
+def test_the_loss_from_stored_features(target_run, alone):
     """The loss and its gradient are those of a run of the target, also with fewer bits nearly."""
     target = hf.load(target_run[0], dtype=jnp.float32)
     drafter = drafters.make("medusa", target.lm, heads=1)
     params = drafter.training.start(target.params, jax.random.key(0))
-    batches = gathered(target_run[0], written[0]).tapped(()).batches
+    batches = gathered(target_run[0], alone).tapped(()).batches
     batch = batches.batch(0)
     some = jax.tree.map(lambda leaf: leaf[[1]], batch)  # what a process with one row reads
     assert jax.tree.all(jax.tree.map(np.array_equal, batches.part(0, [1]), some))
@@ -182,12 +204,12 @@ def test_the_loss_from_stored_features(target_run, written):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "hydra"])
-def test_training_from_stored_features(target_run, written, tmp_path, monkeypatch, name):
+def test_training_from_stored_features(target_run, alone, tmp_path, monkeypatch, name):
     """The parameters are those of a run of the target over the same batches; also resumed."""
     keys = {"train__checkpoint_every": 3, "examine__prompts": 0, "optimiser__warmup": 0.0}
     keys["optimiser__schedule"] = "constant"
-    config = heads_config(target_run[0], written[0], name, **keys)
-    shorter = heads_config(target_run[0], written[0], name, **keys)
+    config = heads_config(target_run[0], alone, name, **keys)
+    shorter = heads_config(target_run[0], alone, name, **keys)
     shorter.train.steps = 3
     recipes.run(config, tmp_path / "whole")
     recipes.run(shorter, tmp_path / "resumed")

@@ -14,6 +14,8 @@ from specjax.train.placement import place
 from specjax.train.recipes import shapes
 from specjax.train.settings import KEYS, DataKeys, Training, TrainKeys
 
+# ``train.length`` of texts that are read as a whole, and of others.
+WHOLE, ROW = 512, 128
 # Keys of config.data that belong to one source only: key -> source.
 _OWNED = {
     "template": "dialogues",
@@ -38,7 +40,13 @@ def complete(config: Config) -> Config:
     for name, value in own.items():
         if name not in known and (given(value) if hasattr(value, "items") else value):
             raise UserError(f"config.{name} is not a key of objective {objective}; leave it out")
-    return config_lib.group(Training, KEYS[objective], **own)
+    config = config_lib.group(Training, KEYS[objective], **own)
+    if "train" in config and config.train.get("length") == 0:
+        whole = objective != "features" and (config.data.dialogues or config.data.generated)
+        # Of a pair the source is never without its output, and rows are padded to the longest.
+        whole = whole and not ("model" in config and shapes.has_encoder(config.model))
+        config.train.length = WHOLE if whole else ROW
+    return config
 
 
 def check_target(config: Config, right: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,15 +33,25 @@ from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
 from specjax.types import LM, Batch
 
-# Rows -> their records, in order.
-Compute = Callable[[Sequence[Batch]], list[bytes]]
+# (texts, the rows of each that are wanted) -> the records of these, in order.
+Compute = Callable[[Sequence[Batch], Sequence[Sequence[int]]], list[bytes]]
 
 
 class Rows(NamedTuple):
-    """The rows of one split; they do not change from epoch to epoch."""
+    """The rows of one split; they do not change from epoch to epoch.
 
-    size: int
-    row: Callable[[int], Batch]
+    The target reads whole texts; each is cut into rows of ``length`` tokens.
+    """
+
+    length: int
+    text: Callable[[int], Batch]
+    parts: list[tuple[int, int]]  # of each row, its text and its place there
+
+    def row(self, number: int) -> Batch:
+        """A row without features."""
+        text, place = self.parts[number]
+        cut = packing.cut(self.text(text), self.length)
+        return jax.tree.map(lambda x: x[place : place + 1], cut)
 
 
 def run(config: Config, workdir: Path) -> dict:
@@ -65,11 +76,11 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     taps = tuple(config.features.taps)
     model = target.lm.with_taps(taps)
     text = materials.read(config, workdir, target.text_tokenizer, target.directory)
-    rows = _rows(config, text)
+    rows, size = _rows(config, text, target.lm.max_positions)
     assert model.width is not None
     stored = config.features.dtype
     layout = RecordLayout(config.train.length, model.width, taps, stored, bool(text.documents))
-    plan = _plan(config, target, text, rows, layout)
+    plan = _plan(config, target, text, rows, layout) | {"read": size}
     _check_room(workdir, plan["bytes"])
 
     def write(folder: Path) -> tuple[dict, dict]:
@@ -85,26 +96,46 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     return common.Data(write, plan)
 
 
-def _rows(config: Config, text: Text) -> dict[str, Rows]:
-    """Documents as they are packed in the first epoch of training on them; of a stream all tokens.
+def _rows(config: Config, text: Text, positions: int | None) -> tuple[dict[str, Rows], int]:
+    """The rows of both splits, and how many tokens the target reads at once.
 
-    A row of a stream begins with the last token of the row before. Raises UserError for too little
-    text.
+    Documents as they are packed in the first epoch of training on them; of a stream all tokens. A
+    row begins with the last token of the row before. Rows without a label are left out. Raises
+    UserError for too little text.
     """
     length, most = config.train.length, config.features.rows
-    count = config.train.batch_size * config.train.eval_batches
+    size = min(config.features.text, positions or config.features.text)
+    if text.streams:
+        size = min(size, *(len(each) - 1 for each in text.streams.values()))
+    number = max(size // length, 1)
+    size, count = number * length, config.train.batch_size * config.train.eval_batches
+    texts = -(-count // number)
     if text.streams:
         stream = text.streams["train"]
         token_streams.Batches(stream, 1, length)  # raises if it is too short
-        train = Rows((len(stream) - 1) // length, functools.partial(_cut, stream, length))
-        held_out = token_streams.held_out_batches(text.streams["valid"], 1, length, count)
+        train = functools.partial(_cut, stream, size), (len(stream) - 1) // size
+        held_out = token_streams.held_out_batches(text.streams["valid"], 1, size, texts)
     else:
-        packed = packing.Packed(text.documents["train"], 1, length, config.seed)
-        train = Rows(packed.rows, packed.batch)
-        held_out = packing.held_out(text.documents["valid"], 1, length, count)
-    if most:
-        train = train._replace(size=min(train.size, most))
-    return {"train": train, "valid": Rows(len(held_out), held_out.__getitem__)}
+        context, documents = size // 2, text.documents["train"]
+        packed = packing.Packed(documents, 1, size, config.seed, context)
+        train = packed.batch, packed.rows
+        held_out = packing.held_out(text.documents["valid"], 1, size, texts, context)
+        if line := packing.about_windows(documents, size, context):
+            report(line)
+    return {
+        "train": _labelled(*train, length, most),
+        "valid": _labelled(held_out.__getitem__, len(held_out), length, count),
+    }, size
+
+
+def _labelled(text: Callable[[int], Batch], count: int, length: int, most: int) -> Rows:
+    """The rows of ``count`` texts that have a label, at most ``most`` (0: all)."""
+    parts = []
+    for number in range(count):
+        labels, mask = objectives.labels_of(packing.cut(text(number), length))
+        mask = np.ones(labels.shape, bool) if mask is None else np.asarray(mask)
+        parts += [(number, int(place)) for place in np.flatnonzero(mask.any(1))]
+    return Rows(length, text, parts[: most or None])
 
 
 def _cut(stream: np.ndarray, length: int, number: int) -> Batch:
@@ -117,7 +148,7 @@ def _plan(
     config: Config, target: hf.Loaded, text: Text, rows: dict[str, Rows], layout: RecordLayout
 ) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
-    size, counts = layout.record.itemsize, {split: each.size for split, each in rows.items()}
+    size, counts = layout.record.itemsize, {split: len(each.parts) for split, each in rows.items()}
     return {
         "format": f"specjax {feature_store.NAME}",
         "schema": feature_store.SCHEMA,
@@ -169,34 +200,47 @@ def _bytes(size: int) -> str:
 
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
-    """The target's features of rows, in batches of ``config.train.batch_size``."""
-    placement, size = place(config.mesh), config.train.batch_size
+    """The target's features of texts, of about as many tokens at once as a step of training has."""
+    placement, length = place(config.mesh), layout.length
     params = placement.put_params(update.cast(target.params, config.train.precision))
+
+    def cut(x: jax.Array) -> jax.Array:
+        """[B,1+taps,n*length,...] -> [B*n,1+taps,length,...]: those of ``packing.cut``."""
+        parts = x.reshape(*x.shape[:2], -1, length, *x.shape[3:]).swapaxes(1, 2)
+        return parts.reshape(-1, *parts.shape[2:])
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
         out = objectives.output_of(model, params, batch)
-        return feature_store.in_bits(jnp.stack([out.hidden, *out.taps], 1), layout.dtype)
+        stacked = jnp.stack([out.hidden, *out.taps], 1)
+        return jax.tree.map(cut, feature_store.in_bits(stacked, layout.dtype))
 
     features = jax.jit(placement.gathering(forward))
 
-    def parts(rows: Sequence[Batch]) -> Iterator[tuple[int, Batch, Any]]:
-        for start in range(0, len(rows), size):
-            chosen = list(rows[start : start + size])
+    def parts(texts: Sequence[Batch]) -> Iterator[tuple[Batch, Any]]:
+        size = max(config.train.batch_size * length // (texts[0].tokens.shape[1] - 1), 1)
+        size = -(-size // placement.parts) * placement.parts
+        for start in range(0, len(texts), size):
+            chosen = list(texts[start : start + size])
             # All batches have the same shape: one compiled program.
             whole = jax.tree.map(
                 lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
             )
-            yield len(chosen), whole, features(params, {}, placement.batch(whole))
+            yield packing.cut(whole, length), features(params, {}, placement.batch(whole))
 
-    def compute(rows: Sequence[Batch]) -> list[bytes]:
+    def compute(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
+        number = (texts[0].tokens.shape[1] - 1) // length
+        numbers = np.array([i * number + j for i, each in enumerate(wanted) for j in each])
         found: list[bytes] = []
-        waiting: tuple[int, Batch, Any] | None = None
+        done, waiting = 0, None
         # The device computes a batch while the one before is turned into records.
-        for part in itertools.chain(parts(rows), [None]):
+        for part in itertools.chain(parts(texts), [None]):
             if waiting is not None:
-                count, batch, values = waiting
-                values, scales = sharding.fetch(values)
-                found += feature_store.records(layout, batch, values, scales)[:count]
+                rows, values = waiting[0], sharding.fetch(waiting[1])
+                count = len(rows.tokens)
+                kept = numbers[(numbers >= done) & (numbers < done + count)] - done
+                chosen = jax.tree.map(operator.itemgetter(kept), (rows, *values))
+                found += feature_store.records(layout, *chosen)
+                done += count
             waiting = part
         return found
 
@@ -217,15 +261,19 @@ def _write_shards(
     the train split's rows, i64[vocab_size].
     """
     size, totals, counts = plan["shard_rows"], {}, np.zeros(vocab_size, np.int64)
-    with Meter("the target reads", sum(each.size for each in rows.values())) as meter:
-        for split, (count, row) in rows.items():
+    with Meter("the target reads", sum(plan["rows"].values())) as meter:
+        for split, each in rows.items():
+            count = len(each.parts)
             for number, start in enumerate(range(0, count, size)):
-                chosen = [row(index) for index in range(start, min(start + size, count))]
+                chosen = [each.row(index) for index in range(start, min(start + size, count))]
                 path = folder / feature_store.name_of(split, number, -(-count // size))
                 if feature_store.is_finished(path, layout, chosen):
                     meter.skip(len(chosen))
                 else:
-                    records = compute(chosen)
+                    texts: dict[int, list[int]] = {}
+                    for text, place in each.parts[start : start + size]:
+                        texts.setdefault(text, []).append(place)
+                    records = compute([each.text(text) for text in texts], list(texts.values()))
                     if sharding.is_first():
                         feature_store.write(path, records)
                     meter.add(len(chosen), len(chosen) * layout.length, 0)

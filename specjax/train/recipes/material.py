@@ -37,6 +37,7 @@ from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import hf
 from specjax.models.sources import gguf_file
+from specjax.train.display import report
 from specjax.train.loop import Source
 from specjax.train.recipes import checks, pair_material, shapes
 from specjax.types import Batch
@@ -178,8 +179,13 @@ def gather(
         batches = packing.OnePerRow(text.documents["train"], size, length, config.seed)
         held_out = packing.held_out_rows(text.documents["valid"], size, length, count)
     else:
-        batches = packing.Packed(text.documents["train"], size, length, config.seed)
-        held_out = packing.held_out(text.documents["valid"], size, length, count)
+        # A target reads the text before; a model that is trained from nothing needs none.
+        context = 0 if config.objective == "pretrain" else length // 2
+        documents = text.documents["train"]
+        batches = packing.Packed(documents, size, length, config.seed, context)
+        held_out = packing.held_out(text.documents["valid"], size, length, count, context)
+        if context and (line := packing.about_windows(documents, length, context)):
+            report(line)
     digest, counts = text.digest, text.counts
     return Material(batches, held_out, text.prompts, digest, text.tokens_per_byte, counts)
 
