@@ -102,7 +102,10 @@ class TrainKeys(Schedule, Settings):
         least=0,
     )
     eval_batches: int = key(12, "batches of the held-out text", least=1)
-    remat: bool = key(False, "recompute layers in the backward pass: less memory, more time")
+    remat: bool = key(
+        False,
+        "recompute layers, or the depths of a draft, in the backward pass: less memory, more time",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

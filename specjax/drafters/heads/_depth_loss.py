@@ -18,6 +18,10 @@ from specjax.drafters.heads._vocabulary import gather, place_of
 from specjax.errors import UserError
 from specjax.types import Array, Batch
 
+# Bytes of the logits of all depths, in float32, above which a backward pass computes each depth
+# again even if that is not asked for.
+MOST = 2**31
+
 Metrics = dict[str, Any]  # f32[] each, and "weight": the number of labels of each
 # (carry, depth) -> (f[], metrics of the depth, carry)
 Term = Callable[[Any, Any], tuple[jax.Array, Metrics, Any]]
@@ -59,6 +63,8 @@ class DepthKeys(LossKeys):
         least=0,
         most=1,
     )
+
+    remat: bool = key(False, "recompute each depth in the backward pass")
 
     def check(self) -> None:
         """Raises UserError for weights without effect, and for two weights of depths."""
@@ -112,13 +118,12 @@ def loss(
     depths: int,
     number: jax.Array,
     more: More | None = None,
-    remat: bool = True,
 ) -> tuple[jax.Array, Metrics]:
     """The loss f[] of drafts at places, and metrics.
 
     The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
     the target). Each depth is divided by ``number``, that of labels, so that micro-batches add up.
-    The target's logits are constants. ``more`` as in ``term_of``; ``remat`` as in ``fold``.
+    The target's logits are constants. ``more`` as in ``term_of``.
 
     The metrics ``agreement_<d>``, d from 1, are how often draft and target prefer the same token.
     ``scale`` is the sum of the weights of all draft tokens, per labelled position: the loss divided
@@ -132,7 +137,8 @@ def loss(
         dtype = drafts.teacher.dtype
         pace = Pace(jnp.ones(shape, dtype), jnp.zeros((*shape, 3), dtype))
     term = term_of(drafts, terms_of(keys, number, keys.pace), more)
-    return fold(term, (drafts.state, pace), depths, keys.decay, number, remat)
+    again = recomputes(drafts, depths, keys.remat)
+    return fold(term, (drafts.state, pace), depths, keys.decay, number, again)
 
 
 def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
@@ -158,8 +164,20 @@ def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
     return term
 
 
+def recomputes(drafts: Drafts, depths: int, asked: bool) -> bool:
+    """Whether the backward pass computes each depth again; otherwise all logits are in memory.
+
+    Where they take more than ``MOST`` bytes, it does.
+    """
+    rows, size, width = drafts.teacher.shape
+    places = drafts.places[0] if drafts.places else None
+    size = size if places is None else places.shape[1]
+    width = width if drafts.ids is None else len(drafts.ids)
+    return asked or 4 * rows * size * width * depths > MOST
+
+
 def fold(
-    term: Term, carry: Any, depths: int, decay: float, number: jax.Array, remat: bool = True
+    term: Term, carry: Any, depths: int, decay: float, number: jax.Array, remat: bool
 ) -> tuple[jax.Array, Metrics]:
     """The sum over depths of decay^depth times their terms, and the metrics of all.
 

@@ -98,7 +98,7 @@ def loss(
     every = _drafts(reader, batch, read, [read.logits, *(logits[:, each] for each in here)])
     drafts = every._replace(places=(None, *(masks.places[:, each] for each in here)))
     number = every.number_of_labels(depth)
-    return _depth_loss.loss(drafts, keys, depth, number, remat=False)
+    return _depth_loss.loss(drafts, keys, depth, number)
 
 
 def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:

@@ -327,7 +327,7 @@ def loss(
     drafts = _drafts(setup, ModelParams(target_params, params), batch, chosen)
     drafts = drafts._replace(places=(chosen,) * setup.rows)
     number = drafts.number_of_labels(setup.rows)
-    return _depth_loss.loss(drafts, keys, setup.rows, number, remat=False)
+    return _depth_loss.loss(drafts, keys, setup.rows, number)
 
 
 def _drafts(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> Drafts:

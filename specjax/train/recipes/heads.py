@@ -30,9 +30,9 @@ from specjax.types import Drafter, ModelParams, Training
 
 # Keys of losses that change what is read at random, with their values for held-out text, which is
 # read as it is.
-QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None}
+QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None, "base": 0.0}
 # Arguments of losses that are no keys of config.loss: the number of all steps, of a loss that
-# changes during training, and config.train.remat, of a network that can recompute its layers.
+# changes during training, and config.train.remat.
 RUN_STEPS, REMAT = "run_steps", "remat"
 
 

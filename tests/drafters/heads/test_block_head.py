@@ -375,6 +375,26 @@ def test_loss_of_random_blocks():
     assert all(np.abs(np.asarray(leaf)).max() > 0 for _, leaf in leaves), leaves
 
 
+def test_the_base_loss_falls_to_nothing():
+    """At first the loss of a network whose correction is 0, at the last step without ``base``."""
+    drafter, params = made("domino")
+    batch = Batch(jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, 8))))
+    weights = {"decay": 0.7, "run_steps": 8}
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def loss(own, step, base):
+        args = (own, params.target, batch.replace(step=jnp.full(2, step)), jax.random.key(0))
+        return drafter.training.loss(*args, **weights, base=base)[0]
+
+    none = jax.tree.map(jnp.zeros_like, params.draft["prefix"]["out"])
+    zero = params.draft | {"prefix": params.draft["prefix"] | {"out": none}}
+    plain, corrected = float(loss(zero, 0, 0.0)), float(loss(params.draft, 0, 0.0))
+    assert abs(plain - corrected) > 1e-2
+    for number, share in ((0, 0.8), (4, 0.4), (8, 0.0)):
+        expected = share * plain + (1 - share) * corrected
+        assert float(loss(params.draft, number, 0.8)) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_forecast_is_decoded():
     target, params = target_of()
@@ -624,6 +644,8 @@ def test_errors_of_the_loss_and_of_missing_networks():
     with pytest.raises(UserError, match="block_head has no parameters yet"):
         drafter.init_params(None)
     batch = Batch(jnp.zeros((1, 8), jnp.int32))
+    with pytest.raises(UserError, match="loss.base is 0.5, and the network has no correction"):
+        drafter.training.loss({}, {}, batch, None, base=0.5)
     with pytest.raises(UserError, match="the network has no confidence"):
         drafter.training.loss({}, {}, batch, None, confidence=1.0)
     with pytest.raises(UserError, match="loss.ce and loss.teacher are both 0"):

@@ -483,6 +483,14 @@ class LossKeys(DepthKeys):
         "weight of the cross-entropy of the confidence with the overlap of draft and target",
         least=0,
     )
+    base: float = key(
+        0.0,
+        "share of the loss of the logits before the correction, at the first step; it falls to 0 "
+        "at the last one (Domino)",
+        least=0,
+        most=1,
+    )
+    run_steps: int = key(0, "steps of the run")
     places: int = key(
         PLACES,
         "features of each row that blocks are behind: random ones, of those that have a label",
@@ -503,7 +511,9 @@ def loss(
     """Loss f32[] per label of the first depth (with ``Batch.depths``: of all), and metrics.
 
     ``_depth_loss.loss`` of blocks behind random features, or all of them where there are fewer, and
-    at every depth the confidence's term, without the weights of ``pace``. Metrics are also
+    at every depth the confidence's term, without the weights of ``pace``. With ``base`` it is
+    (1 - b) of that and b of the loss of the block's own logits, where b falls linearly to 0
+    during the run (Domino, 2605.29707: the base loss's curriculum). Metrics are also
     ``alpha_<d>``, the acceptance rate at temperature 1. The target's logits are constants, its
     hidden states not.
 
@@ -515,17 +525,31 @@ def loss(
             f"loss.confidence is {keys.confidence}, and the network has no confidence; set "
             "drafter.confidence, or leave loss.confidence out"
         )
+    if keys.base and net.shape.correction == "none":
+        raise UserError(
+            f"loss.base is {keys.base}, and the network has no correction; leave loss.base out"
+        )
     if batch.tokens.shape[1] < 3:
         raise UserError("blocks predict two tokens ahead; raise train.length to 2 or more")
     pair, count = ModelParams(target_params, params), net.shape.positions
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
     chosen = _along_text.random_places(key, batch, 2, count, keys.places)
-    run = _run(net, pair, out, batch, count)
-    drafts = _drafts(net, pair, out, batch, run(chosen), chosen)
+    hidden = _run(net, pair, out, batch, count)(chosen)
+    drafts = _drafts(net, pair, out, batch, hidden, chosen)
     number = drafts.number_of_labels(count)
     more = Bound(_confidence_term, net, keys.confidence)
-    return _depth_loss.loss(drafts, keys, count, number, more)
+    value, metrics = _depth_loss.loss(drafts, keys, count, number, more)
+    if keys.base:
+        share = keys.base * (1 - _depth_loss.progress(batch, keys.run_steps))
+        base = drafts._replace(
+            step=lambda state, depth: (logits_of(net.ends, pair, hidden[:, :, depth]), state)
+        )
+        before, sizes = _depth_loss.loss(base, keys, count, number)
+        value = (1 - share) * value + share * before
+        for name in ("scale", "uniform"):
+            metrics[name] = (1 - share) * metrics[name] + share * sizes[name]
+    return value, metrics
 
 
 def _confidence_term(

@@ -162,6 +162,7 @@ class LossKeys(declare.Keys):
         "of the length of the text",
         least=0,
     )
+    remat: bool = key(False, "recompute each step in the backward pass")
     in_vocabulary: bool = key(
         True,
         "whether the divergence and the term of the best tokens leave out positions at which the "
@@ -248,8 +249,8 @@ def loss(
         feature = jax.lax.stop_gradient(feature) if keys.detach else feature
         return value, sizes, (feature, blocks)
 
-    remat = keys.steps > 1
-    return _depth_loss.fold(term, drafts.state, keys.steps, keys.decay, number, remat)
+    again = _depth_loss.recomputes(drafts, keys.steps, keys.remat)
+    return _depth_loss.fold(term, drafts.state, keys.steps, keys.decay, number, again)
 
 
 def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:

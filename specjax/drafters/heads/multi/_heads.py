@@ -298,7 +298,8 @@ def loss(
         return _depth_loss.loss(found, keys, heads.depth, number)
     depth = jax.random.randint(key, (), 0, heads.depth)
     term = _depth_loss.term_of(found, _depth_loss.terms_of(keys, number))
-    value, sizes, _ = jax.checkpoint(term)((found.state, None), depth)
+    term = jax.checkpoint(term) if keys.remat else term
+    value, sizes, _ = term((found.state, None), depth)
     sizes = {name: keys.decay**depth * sizes[name] for name in ("scale", "uniform")}
     return keys.decay**depth * value, {**sizes, "weight": jnp.float32(number)}
 
