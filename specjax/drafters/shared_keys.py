@@ -31,8 +31,9 @@ class TreeKeys(declare.Keys):
     nodes: int = key(
         0,
         "nodes of a tree that depends on the context (0: 32, or as many as there can be; EAGLE-2 "
-        "has 60 in 6 levels, with a top_k of 10), or of the paths of a beam search (0: room for all); else the size of the tree to search for, "
-        "with the accuracies measured at the end of training; 0: no search",
+        "has 60 in 6 levels, with a top_k of 10), or of the paths of a beam search (0: room for "
+        "all); else the size of the tree to search for, with the accuracies measured at the end of "
+        "training; 0: no search",
         least=0,
     )
     depth: int = key(
