@@ -49,7 +49,11 @@ class FeatureStore:
         manifest = self.directory / "manifest.json"
         self.manifest = files.read_manifest(manifest, NAME, SCHEMA, build)
         stored = self.manifest
-        known: dict[str, Any] = {name: stored[name] for name in RecordLayout._fields}
+        # Version 1 of an earlier release has no teacher.
+        known: dict[str, Any] = {
+            name: stored.get(name, False) if name == "teacher" else stored[name]
+            for name in RecordLayout._fields
+        }
         self.layout = RecordLayout(**known)._replace(taps=tuple(known["taps"]))
         for name, facts in stored["shards"].items():
             path = self.directory / name
@@ -204,13 +208,14 @@ class RecordLayout(NamedTuple):
     taps: tuple[int, ...]  # layers whose outputs are stored, in addition to ``Output.hidden``
     dtype: str  # one of DTYPES
     documents: bool  # whether rows have labels and segments; otherwise every token is a label
+    teacher: bool = False  # whether rows have ``Features.total`` and ``Features.best``
 
     @property
     def bytes_per_token(self) -> int:
         """Size of the features of one token."""
         scale = 4 if self.dtype == "float8" else 0
         each = self.width * np.dtype(DTYPES[self.dtype][1]).itemsize + scale
-        return (1 + len(self.taps)) * each
+        return (1 + len(self.taps)) * each + 8 * self.teacher
 
     @property
     def record(self) -> np.dtype:
@@ -219,6 +224,8 @@ class RecordLayout(NamedTuple):
         fields: list[Any] = [("tokens", "<i4", row)]
         if self.documents:
             fields += [("labelled", "?", row), ("segments", "<i4", row)]
+        if self.teacher:
+            fields += [("total", "<f4", self.length), ("best", "<i4", self.length)]
         fields.append(("values", DTYPES[self.dtype][1], (*vectors, self.width)))
         if self.dtype == "float8":
             fields.append(("scales", "<f4", vectors))
@@ -242,15 +249,25 @@ def in_bits(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array | None]
 
 
 def records(
-    layout: RecordLayout, batch: Batch, values: np.ndarray, scales: np.ndarray | None
+    layout: RecordLayout,
+    batch: Batch,
+    values: np.ndarray,
+    scales: np.ndarray | None,
+    total: np.ndarray | None = None,
+    best: np.ndarray | None = None,
 ) -> list[bytes]:
-    """One record per row of a batch; ``values`` [B,1+taps,T,E] and ``scales`` as of ``in_bits``."""
+    """One record per row of a batch; ``values`` [B,1+taps,T,E] and ``scales`` as of ``in_bits``.
+
+    ``total`` and ``best`` [B,T] are those of ``Features``.
+    """
     table = np.zeros(len(batch.tokens), layout.record)
     table["tokens"], table["values"] = batch.tokens, values
     if layout.documents:
         table["labelled"], table["segments"] = batch.labelled, batch.segments
     if scales is not None:
         table["scales"] = scales
+    if layout.teacher:
+        table["total"], table["best"] = total, best
     return [row.tobytes() for row in table]
 
 
@@ -272,7 +289,8 @@ def batch_of(layout: RecordLayout, stored: Sequence[bytes], places: Sequence[int
 
     labelled, segments = map(column, ("labelled", "segments")) if layout.documents else (None, None)
     taps = tuple(features(1 + place) for place in places)
-    return Batch(column("tokens"), labelled, segments, Features(features(0), taps))
+    teacher = map(column, ("total", "best")) if layout.teacher else ()
+    return Batch(column("tokens"), labelled, segments, Features(features(0), taps, *teacher))
 
 
 @jax.jit

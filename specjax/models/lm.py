@@ -105,6 +105,7 @@ def from_config(
             part=lambda part: from_config(config, dtype, taps, name, remat, part),
             extended=extended,
             decoder=config,
+            some_logits=Bound(_call, "some_logits", config, dtype),
             queries=Bound(_call, "queries", config, dtype) if part is None else None,
             above=Bound(_above, static) if part is None else None,
         ),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from specjax.bound import Bound
@@ -218,6 +219,15 @@ class Transformer(nnx.Module):
         tied = self.config.tie_embeddings
         out = in_float32(tied_head(self.embed, hidden) if tied else self.head(hidden))
         return capped(out, self.config.final_softcap)
+
+    def some_logits(self, hidden: jax.Array, ids: np.ndarray) -> jax.Array:
+        """[B,T,E] -> f32[B,T,n]: the logits of the tokens ``ids`` i32[n], and no others."""
+        tied = self.config.tie_embeddings
+        kernel = self.embed.embedding[...][ids].T if tied else self.head.kernel[...][:, ids]
+        out = hidden @ kernel.astype(hidden.dtype)
+        if not tied and self.head.bias is not None:
+            out = out + self.head.bias[...][ids].astype(out.dtype)
+        return capped(in_float32(out), self.config.final_softcap)
 
 
 class ExpertMlp(nnx.Module):

@@ -103,6 +103,9 @@ class Inside(NamedTuple):
     # (params, output of a layer [...,E]) -> [...,E]: what the LM head would multiply if this layer
     # were the last one. None: the model has no such norm.
     last_norm: Callable[[Params, Array], Array] | None = None
+    # (params, hidden [...,E], ids i32[n]) -> f32[...,n]: ``unembed`` of these tokens alone. None:
+    # the model computes all logits.
+    some_logits: Callable[..., Array] | None = None
     # ``apply`` with more tokens than the vocabulary: its first argument is (params, rows [L,E]),
     # and the ids from ``vocab_size`` on have these rows as embeddings. Equal models have the same
     # function. None: the model takes no embeddings.
@@ -322,6 +325,10 @@ class Features(struct.PyTreeNode):
 
     hidden: Array  # [B,T,E]
     taps: tuple[Array, ...] = ()  # [B,T,E] each
+    # Of the logits, f32[B,T] log-sum-exp and i32[B,T] the most probable token: a loss that reads
+    # the logits of few tokens needs no others then. None: not stored.
+    total: Array | None = None
+    best: Array | None = None
 
 
 class Batch(struct.PyTreeNode):

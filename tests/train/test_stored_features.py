@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import shutil
 
@@ -87,13 +88,17 @@ def test_what_is_written(target_run, written, text_file):
             (batch.features.taps[0], out.taps[0]),
         ):
             np.testing.assert_allclose(stored.reshape(made.shape), made, atol=1e-6)
-    # Two vectors of 32 numbers of 4 bytes; a row also has its tokens.
-    assert summary["bytes_per_token"] == 256 and summary["held_out_rows"] == 8
-    assert summary["bytes"] == (rows + 8) * (T * 256 + (T + 1) * 4)
+        total = jax.nn.logsumexp(out.logits, -1)
+        np.testing.assert_allclose(batch.features.total.reshape(2, -1), total, atol=1e-5)
+        best = batch.features.best.reshape(2, -1)
+        np.testing.assert_array_equal(best, out.logits.argmax(-1))
+    # Two vectors of 32 numbers of 4 bytes, and two numbers; a row also has its tokens.
+    assert summary["bytes_per_token"] == 264 and summary["held_out_rows"] == 8
+    assert summary["bytes"] == (rows + 8) * (T * 264 + (T + 1) * 4)
     assert summary["shards"] == 1 + -(-rows // store.manifest["shard_rows"]) > 2
     # array_record works in blocks of 64 KiB.
     assert 0 <= summary["bytes_on_disk"] - summary["bytes"] < 2 * 65536 * summary["shards"]
-    assert f"{rows:,} rows and 8 held-out rows of 32 tokens: 256 bytes per token" in lines[0]
+    assert f"{rows:,} rows and 8 held-out rows of 32 tokens: 264 bytes per token" in lines[0]
     assert f"(2 vectors of 32 float32), {summary['bytes'] / 1e6:.1f} MB in {workdir}" in lines[0]
 
 
@@ -150,7 +155,7 @@ def test_documents(target_run, text_file, tmp_path, dtype):
     summary = recipes.run(config, tmp_path / "f")
     assert (
         summary["rows"] == 12
-        and summary["bytes_per_token"] == {"float32": 128, "float8": 36}[dtype]
+        and summary["bytes_per_token"] == {"float32": 136, "float8": 44}[dtype]
     )
     target = hf.load(target_run[0], dtype=jnp.float32)
     store = feature_store.FeatureStore(tmp_path / "f")
@@ -200,6 +205,30 @@ def test_the_loss_from_stored_features(target_run, alone):
         fewer = feature_store.batch_of(layout, raw, ())
         value, _ = gradient_of(drafter, params, target.params, fewer)
         assert least < abs(float(value / expected[0]) - 1) < most, dtype
+
+
+def test_a_draft_vocabulary_needs_no_other_logits(target_run, alone):
+    """The loss, its gradient and metrics with the stored log-sum-exp and best token."""
+    target = hf.load(target_run[0], dtype=jnp.float32)
+    ids = np.arange(0, 320, 9)
+    drafter = drafters.make("eagle3", target.lm, taps="0", draft_ids=ids)
+    store = feature_store.FeatureStore(alone)
+    batch = store.read("train", range(4))
+    batch = batch.replace(features=batch.features.replace(taps=(batch.features.hidden,)))
+    params = drafter.training.start(target.params, jax.random.key(0))
+    loss = functools.partial(drafter.training.loss, steps=1)
+    both = jax.value_and_grad(loss, has_aux=True)
+    args = params, target.params, batch, jax.random.key(0)
+    without = batch.replace(features=batch.features.replace(total=None, best=None))
+    runs = [
+        jax.jit(both).lower(params, target.params, each, args[3]).compile()
+        for each in (batch, without)
+    ]
+    found, expected = runs[0](*args), runs[1](params, target.params, without, args[3])
+    assert close(found, expected, 1e-5)
+    # Of 320 tokens 36 are in the draft vocabulary.
+    costs = [run.cost_analysis()["flops"] for run in runs]
+    assert costs[1] - costs[0] > 0.8 * 2 * 4 * T * 32 * (320 - 36)
 
 
 @pytest.mark.slow

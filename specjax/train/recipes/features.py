@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import files, sharding
+from specjax import files, sampling, sharding
 from specjax.config import Config
 from specjax.data import feature_store, packing, token_streams
 from specjax.data.feature_store import RecordLayout
@@ -79,7 +79,8 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     rows, size = _rows(config, text, target.lm.max_positions)
     assert model.width is not None
     stored = config.features.dtype
-    layout = RecordLayout(config.train.length, model.width, taps, stored, bool(text.documents))
+    documents = bool(text.documents)
+    layout = RecordLayout(config.train.length, model.width, taps, stored, documents, True)
     plan = _plan(config, target, text, rows, layout) | {"read": size}
     _check_room(workdir, plan["bytes"])
 
@@ -204,15 +205,21 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
     placement, length = place(config.mesh), layout.length
     params = placement.put_params(update.cast(target.params, config.train.precision))
 
-    def cut(x: jax.Array) -> jax.Array:
-        """[B,1+taps,n*length,...] -> [B*n,1+taps,length,...]: those of ``packing.cut``."""
-        parts = x.reshape(*x.shape[:2], -1, length, *x.shape[3:]).swapaxes(1, 2)
+    def cut(x: jax.Array, axis: int) -> jax.Array:
+        """[B,...,n*length,...] -> [B*n,...,length,...]: those of ``packing.cut``."""
+        parts = x.reshape(*x.shape[:axis], -1, length, *x.shape[axis + 1 :])
+        parts = jnp.moveaxis(parts, axis, 1)
         return parts.reshape(-1, *parts.shape[2:])
 
-    def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+    def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array | None, ...]:
         out = objectives.output_of(model, params, batch)
         stacked = jnp.stack([out.hidden, *out.taps], 1)
-        return jax.tree.map(cut, feature_store.in_bits(stacked, layout.dtype))
+        bits = feature_store.in_bits(stacked, layout.dtype)
+        teacher = jax.nn.logsumexp(out.logits, -1), sampling.argmax(out.logits)
+        return (
+            *jax.tree.map(lambda x: cut(x, 2), bits),
+            *jax.tree.map(lambda x: cut(x, 1), teacher),
+        )
 
     features = jax.jit(placement.gathering(forward))
 

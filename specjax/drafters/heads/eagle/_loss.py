@@ -238,7 +238,9 @@ def loss(
     features = network.read(pair, _noisy(network, out, keys.noise, key))
     drafts = _drafts(network, pair, batch, out, features)
     number = drafts.number_of_labels(keys.steps)
-    labels, first = _labels(network, keys, jax.lax.stop_gradient(out)), jnp.maximum(number, 1)
+    teacher = jax.lax.stop_gradient(_teacher(network, target, target_params, batch, out))
+    labels = _labels(network, keys, jax.lax.stop_gradient(out.hidden), teacher)
+    first = jnp.maximum(number, 1)
 
     def term(state: Any, j: int) -> tuple[jax.Array, dict[str, jax.Array], Any]:
         logits, (feature, blocks) = drafts.step(state, j)
@@ -297,11 +299,33 @@ def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Outpu
     return out._replace(taps=tuple(add(place, x) for place, x in enumerate(out.taps)))
 
 
-def _labels(network: Network, keys: LossKeys, out: Output) -> _Labels:
-    logits, ids = gather(network.ids, out.logits), network.ids
+def _teacher(
+    network: Network, target: LM, params: Any, batch: Batch, out: Output
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The target's logits f[B,T,V_d], the log-sum-exp of all, and the place of the best of all.
+
+    The place is that in the draft vocabulary, or -1.
+    """
+    stored, some = batch.features, target.inside.some_logits
+    if stored is None or stored.total is None or network.ids is None or some is None:
+        total, best = jax.nn.logsumexp(out.logits, -1), sampling.argmax(out.logits)
+        return (
+            gather(network.ids, out.logits),
+            total,
+            place_of(network.ids, best, target.vocab_size),
+        )
+    best = place_of(network.ids, jnp.asarray(stored.best), target.vocab_size)
+    return some(params, out.hidden, network.ids), stored.total, best
+
+
+def _labels(
+    network: Network, keys: LossKeys, features: jax.Array, teacher: tuple[jax.Array, ...]
+) -> _Labels:
+    """``teacher`` as of ``_teacher``."""
+    logits, every, best = teacher
     total = jax.nn.logsumexp(logits, -1)
-    inside = jnp.exp(total - jax.nn.logsumexp(out.logits, -1))
-    best = place_of(ids, sampling.argmax(out.logits), out.logits.shape[-1])
+    # Stored numbers are of features before they were rounded.
+    inside = jnp.exp(jnp.minimum(total - every, 0))
     kept = best >= 0 if keys.in_vocabulary else jnp.ones_like(best, bool)
     guess, top = None, None
     if keys.weight:
@@ -310,7 +334,7 @@ def _labels(network: Network, keys: LossKeys, out: Output) -> _Labels:
     if keys.top_k_weight:
         values, places = sampling.top(logits, keys.top_k)
         top = jnp.exp(values - total[..., None]), places
-    return _Labels(out.hidden, logits, inside, best, kept, guess, top)
+    return _Labels(features, logits, inside, best, kept, guess, top)
 
 
 def _terms(
