@@ -18,8 +18,6 @@ most of its tokens it is not known whether they would be accepted.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -48,7 +46,6 @@ class State(struct.PyTreeNode):
     count: jax.Array  # i32[B] how many were written
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``confidence``."""
 

@@ -38,7 +38,6 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -96,7 +95,6 @@ class State(struct.PyTreeNode):
     due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``goodput``."""
 

@@ -19,8 +19,6 @@ and drafted tokens are then counted as levels.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -44,7 +42,6 @@ class State(struct.PyTreeNode):
     stopped: jax.Array  # bool[B] whether the draft ended before its full length
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``matchness``."""
 
