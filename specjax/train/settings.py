@@ -5,7 +5,6 @@ Nothing here imports optax or Orbax, so that configurations load fast.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,6 @@ from specjax.errors import UserError
 OPTIMISERS = ("adamw", "muon", "sgd", "lion")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(declare.Keys):
     """Numbers of steps. The last step is logged, evaluated and saved in any case."""
 
@@ -51,7 +49,6 @@ class Schedule(declare.Keys):
         return step == self.steps or step // every > (step - self.eval_interval) // every
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(declare.Keys):
     """How a run is computed, and which parameters it returns."""
 
@@ -90,7 +87,6 @@ class Settings(declare.Keys):
         return any(name in self.best for name in ("tau", "alpha", "agreement", "accuracy"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainKeys(Schedule, Settings):
     """config.train: the training loop."""
 
@@ -100,7 +96,6 @@ class TrainKeys(Schedule, Settings):
     remat: bool = key(False, "recompute layers in the backward pass: less memory, more time")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimiserKeys(declare.Keys):
     """config.optimiser: what turns gradients into updates."""
 
@@ -147,7 +142,6 @@ class OptimiserKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineKeys(declare.Keys):
     """config.online: how a drafter is updated between requests."""
 
@@ -201,7 +195,6 @@ class OnlineKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataKeys(declare.Keys):
     """config.data: the source of text, at most one of ``KINDS``; none: the embedded corpus."""
 
@@ -255,7 +248,6 @@ class DataKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelKeys(declare.Keys):
     """config.model: the shape of a new model."""
 
@@ -284,7 +276,6 @@ T5_KEYS = [key.name for key in declare.keys_of(ModelKeys)]
 T5_KEYS = [name for name in T5_KEYS if name not in ("num_kv_heads", "max_positions")]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExamineKeys(declare.Keys):
     """config.examine: tokens per round (tau), forecast from the target's text, and decoded."""
 
@@ -307,7 +298,6 @@ class ExamineKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FeaturesKeys(declare.Keys):
     """config.features: what is stored of the target."""
 
@@ -323,7 +313,6 @@ class FeaturesKeys(declare.Keys):
     shard_megabytes: int = key(64, "size of a file; a killed run loses at most one", least=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationKeys(declare.Keys):
     """config.generation: what the target writes."""
 
@@ -348,7 +337,6 @@ class GenerationKeys(declare.Keys):
     shard_prompts: int = key(256, "prompts of a file", least=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightKeys(declare.Keys):
     """config.drafter: what the objective pretrain adds to the keys of a drafter."""
 
@@ -361,7 +349,6 @@ class WeightKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """config.loss: the keys of all losses; each has some of them, and its own defaults."""
 
@@ -437,7 +424,6 @@ class LossKeys(declare.Keys):
     rotation: int | None = key(None, "see curriculum")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(declare.Keys):
     """The keys of all objectives; ``KEYS`` says which of them an objective has."""
 
