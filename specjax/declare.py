@@ -156,6 +156,11 @@ def key(default: Any = REQUIRED, help: str = "", *, new: int | None = None, **fa
     return dataclasses.field(default=default, metadata={"key": Facts(help, new=new, **facts)})
 
 
+def share(default: float, help: str) -> Any:
+    """A key that is a number between 0 and 1."""
+    return key(default, help, least=0, most=1)
+
+
 def group(keys: type[Keys]) -> Any:
     """A field that is a group of keys, which a class declares."""
     return dataclasses.field(default_factory=keys, metadata={"key": Facts(group=keys)})

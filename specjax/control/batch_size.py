@@ -90,5 +90,4 @@ def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:
 
 
 def _update(state: State, draft: Draft, verdict: Verdict) -> State:
-    del draft
     return state.replace(live=verdict.count > 0)

@@ -26,7 +26,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
-from specjax.declare import key
+from specjax.declare import key, share
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "mamou2024dynamic"
@@ -51,7 +51,7 @@ class Keys(declare.Keys):
 
     OWNER = "confidence's "
 
-    threshold: float = key(0.4, "the probability; the first one, with ``refit``", least=0, most=1)
+    threshold: float = share(0.4, "the probability; the first one, with ``refit``")
     refit: int = key(
         0,
         "1: the threshold follows the row's tested tokens; only for chains. 0: it stays.",

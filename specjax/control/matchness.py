@@ -27,7 +27,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
-from specjax.declare import key
+from specjax.declare import share
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "zhang2024draft"
@@ -47,24 +47,14 @@ class Keys(declare.Keys):
 
     OWNER = "matchness's "
 
-    start: float = key(
-        0.8,
-        "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling",
-        least=0,
-        most=1,
+    start: float = share(
+        0.8, "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling"
     )
-    target: float = key(
-        0.9, "the share of accepted tokens at which the threshold stays", least=0, most=1
-    )
-    step: float = key(0.01, "how far the aim is from the threshold", least=0, most=1)
-    keep: float = key(
-        0.9, "share of the old threshold in the new one; 1 keeps ``start``", least=0, most=1
-    )
-    memory: float = key(
-        0.5,
-        "share of the earlier rounds in the mean of the accepted shares, which begins at 0",
-        least=0,
-        most=1,
+    target: float = share(0.9, "the share of accepted tokens at which the threshold stays")
+    step: float = share(0.01, "how far the aim is from the threshold")
+    keep: float = share(0.9, "share of the old threshold in the new one; 1 keeps ``start``")
+    memory: float = share(
+        0.5, "share of the earlier rounds in the mean of the accepted shares, which begins at 0"
     )
 
 

@@ -255,10 +255,9 @@ def visible(text: str) -> str:
     return text.translate(VISIBLE)
 
 
-def one_line(text: str, most: int | None = None) -> str:
-    """The visible text on one line; at most ``most`` characters."""
-    text = " ".join(visible(text).split())
-    return text if most is None else cut(text, most)
+def one_line(text: str) -> str:
+    """The visible text on one line."""
+    return " ".join(visible(text).split())
 
 
 def cut(text: str, most: int) -> str:

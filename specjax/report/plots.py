@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from specjax import theory
 from specjax.report import canvas, inputs, series
@@ -142,18 +142,12 @@ def _draft_share(row: dict) -> float:
     return min(max((tau - 1) / full, 0.0), 1.0) if full > 0 else 1.0
 
 
-class _Costs(NamedTuple):
-    """Means over the rows of a series; times in units of a one-token pass."""
+def _costs(rows: Sequence[dict]) -> tuple[list[float], dict[int, float]] | None:
+    """([alpha, ``_draft_share``, c], v) of chains with all measurements; None if there are none.
 
-    alpha: float
-    share: float  # of ``_draft_share``
-    c: float
-    verify: dict[int, float]
-
-
-def _costs(rows: Sequence[dict]) -> _Costs | None:
-    """The costs of the rows that are chains and have all measurements; None if there are none."""
-    alphas, shares, drafts, verify = [], [], [], {}
+    Means over the rows of a series; c and v in units of a one-token pass.
+    """
+    means, verify = [], {}
     for row in rows:
         alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
         costs = part(row, "costs_ms")
@@ -161,28 +155,26 @@ def _costs(rows: Sequence[dict]) -> _Costs | None:
         if None in (alpha, gamma, step, draft, check) or nodes != gamma or gamma != int(gamma):
             continue
         if 0 <= alpha <= 1 <= gamma and min(step, check) > 0 <= draft:
-            alphas.append(alpha)
-            shares.append(_draft_share(row))
-            drafts.append(draft / gamma / step)
+            means.append((alpha, _draft_share(row), draft / gamma / step))
             verify.setdefault(int(gamma) + 1, []).append(check / step)
-    if not alphas:
+    if not means:
         return None
-    alpha, share, c = (statistics.fmean(values) for values in (alphas, shares, drafts))
-    return _Costs(alpha, share, c, {n: statistics.fmean(v) for n, v in verify.items()})
+    verify = {n: statistics.fmean(times) for n, times in verify.items()}
+    return [statistics.fmean(values) for values in zip(*means, strict=True)], verify
 
 
 def _curve(rows: Sequence[dict]) -> tuple[list[int], list[float]] | None:
     """(gammas, the speed-ups that theory gives) for a series; None if its costs are not known."""
     if (costs := _costs(rows)) is None:
         return None
-    last = max(costs.verify) - 1
+    (alpha, share, c), times = costs
+    last = max(times) - 1
     points = min(last, CURVE_POINTS - 1)
     gammas = [last * index // points for index in range(points + 1)]
     gains = []
     for gamma in gammas:
-        tokens = 1 + costs.share * (theory.expected_tokens(costs.alpha, gamma) - 1)
-        verify = theory.verify_cost(costs.verify, gamma + 1)
-        gains.append(theory.speedup(tokens, gamma * costs.c, verify))
+        tokens = 1 + share * (theory.expected_tokens(alpha, gamma) - 1)
+        gains.append(theory.speedup(tokens, gamma * c, theory.verify_cost(times, gamma + 1)))
     return gammas, gains
 
 

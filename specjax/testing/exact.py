@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, rng, sampling, step
-from specjax.testing import laws, loop, verdicts
+from specjax.testing import laws, verdicts
 from specjax.testing.verdicts import WrongVerdict
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
@@ -101,17 +101,15 @@ def enumerated(
     for number in itertools.count() if rounds is None else range(rounds):
         if not len(weight):
             break
-        states, weights = [], []
+        parts = []
         for part in _round(target, drafter, rule, params, state, shared, weight):
             if number == 0:
                 drafted += float((part.info.drafted * part.weight).sum())
                 accepted += np.bincount(part.info.accepted, part.weight, len(accepted))
             done = np.asarray(part.rows["done"])
             _add(law, truth, part.rows, part.weight, done, len(prompt))
-            states.append(jax.tree.map(lambda x: x[~done], part.rows))  # noqa: B023
-            weights.append(part.weight[~done])
-        state = jax.tree.map(lambda *x: np.concatenate(x), *states)
-        weight = np.concatenate(weights)
+            parts.append(jax.tree.map(lambda x: x[~done], (part.rows, part.weight)))  # noqa: B023
+        state, weight = _joined(parts)
     _add(law, truth, state, weight, np.ones(len(weight), bool), len(prompt))
     return Enumerated(law, truth, drafted, accepted)
 
@@ -162,9 +160,13 @@ def histories(
     """Every history of the first round after ``prompt``, with its probability."""
     target = compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
-    parts = list(_round(target, drafter, rule, params, state, shared, np.ones(1)))
-    info = jax.tree.map(lambda *x: np.concatenate(x), *(part.info for part in parts))
-    return Histories(info, np.concatenate([part.weight for part in parts]))
+    parts = _round(target, drafter, rule, params, state, shared, np.ones(1))
+    return Histories(*_joined([(part.info, part.weight) for part in parts]))
+
+
+def _joined(parts: list) -> Any:
+    """Pytrees of arrays [R,...], as one."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 @functools.cache
@@ -238,9 +240,12 @@ def _round(
     rule = verdicts.enforced(rule)
 
     def decide(script, given):
-        rows, draft, draft_state = given
+        rows, *proposed = given
         state = DecodeState(**rows, **shared)
-        after, info = loop.judge(target, drafter, rule, params, state, script, draft, draft_state)
+        known = drafter._replace(propose=lambda *_: proposed)
+        draft, draft_state = step.propose(target, known, params, state, script)
+        state, whole = state.replace(draft=draft_state), (drafter.nodes + 1,)
+        after, info = step.verify(target, drafter, rule, params, state, script, draft, None, whole)
         return _rows(after)[0], info
 
     drafted = expand(_proposer(drafter, params, shared), state, len(weight))
@@ -312,11 +317,8 @@ class Pending(NamedTuple):
         """All histories of the parts."""
         width = max(part.choices.shape[1] for part in parts)
         choices = [np.pad(p.choices, ((0, 0), (0, width - p.choices.shape[1]))) for p in parts]
-        return Pending(
-            np.concatenate([part.source for part in parts]),
-            np.concatenate(choices),
-            np.concatenate([part.given for part in parts]),
-        )
+        padded = zip(parts, choices, strict=True)
+        return _joined([part._replace(choices=own) for part, own in padded])
 
 
 class Branches:
@@ -550,6 +552,5 @@ def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = 
             raise TooLarge(
                 f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft"
             )
-    values, sources, chances = zip(*runs, strict=True)
-    value = jax.tree.map(lambda *x: np.concatenate(x), *values)
-    return Expanded(value, np.concatenate(sources), np.concatenate(chances), requested)
+    value, source, chance = _joined(runs)
+    return Expanded(value, source, chance, requested)
