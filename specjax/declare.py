@@ -1,8 +1,7 @@
 """Declares what a method takes: its keys, with help, types and ranges.
 
-A method's keys are the fields of a dataclass, and ``method`` makes its function of them:
+A method's keys are the fields of a class, and ``method`` makes its function of them:
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Keys(declare.Keys):
         gamma: int = key(4, "most tokens of a draft", least=1)
 
@@ -22,7 +21,7 @@ import operator
 import re
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -157,6 +156,11 @@ def key(default: Any = REQUIRED, help: str = "", *, new: int | None = None, **fa
     return dataclasses.field(default=default, metadata={"key": Facts(help, new=new, **facts)})
 
 
+def share(default: float, help: str) -> Any:
+    """A key that is a number between 0 and 1."""
+    return key(default, help, least=0, most=1)
+
+
 def group(keys: type[Keys]) -> Any:
     """A field that is a group of keys, which a class declares."""
     return dataclasses.field(default_factory=keys, metadata={"key": Facts(group=keys)})
@@ -168,12 +172,23 @@ def free(help: str, keys: type[Keys] | None = None) -> Any:
     return dataclasses.field(default_factory=dict, metadata={"key": facts})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
 class Keys:
-    """The keys of a method. Raises UserError for a value out of range."""
+    """The keys of a method. Raises UserError for a value out of range.
+
+    A class that extends it is a frozen dataclass, with or without the decorator: without it, it
+    becomes one before it is extended, and before its first instance.
+    """
 
     OWNER: ClassVar[str] = ""  # what messages say before a key's name
     LENGTH: ClassVar[str] = ""  # of a drafter without ``gamma``: the key of its drafts' length
+
+    def __init_subclass__(cls) -> None:
+        for base in cls.__bases__:
+            _as_dataclass(base)
+
+    def __new__(cls, **given: Any) -> Self:
+        return super().__new__(_as_dataclass(cls))
 
     def __post_init__(self) -> None:
         for each in keys_of(type(self)):
@@ -192,10 +207,16 @@ class Keys:
         """Raises UserError for keys that do not go together."""
 
 
+def _as_dataclass(keys: type[Any]) -> type[Any]:
+    if issubclass(keys, Keys) and "__dataclass_fields__" not in vars(keys):
+        dataclasses.dataclass(frozen=True, kw_only=True)(keys)
+    return keys
+
+
 @functools.cache
 def keys_of(keys: type[Keys]) -> tuple[Key, ...]:
-    """The keys that a dataclass declares: its own first, then those of each class it extends."""
-    fields = {field.name: field for field in dataclasses.fields(keys)}
+    """The keys that a class declares: its own first, then those of each class it extends."""
+    fields = {field.name: field for field in dataclasses.fields(_as_dataclass(keys))}
     names = [name for each in keys.__mro__ for name in inspect.get_annotations(each)]
     named = [fields[name] for name in dict.fromkeys(names) if name in fields]
     return tuple(

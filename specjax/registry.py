@@ -200,20 +200,16 @@ def call(package: str, name: str, kind: str, wanted: type, *args: Any, **keys: A
 def check(package: str, name: str, kind: str, **keys: Any) -> Any:
     """The method's ``make``, if it takes these keys and none is missing. Raises UserError."""
     module = load(package, name, kind)
-    allowed = keys_of(module)
+    allowed, declared = keys_of(module), getattr(module.make, "keys", None)
     for key in keys:
         if key not in allowed:
             takes = f"it takes {', '.join(allowed) or 'none'}"
-            if key == "gamma" and (length := getattr(_keys_class(module), "LENGTH", "")):
+            if key == "gamma" and (length := getattr(declared, "LENGTH", "")):
                 takes = f"its key for the length of drafts is {length!r}"
             raise UserError(f"{kind} {name} does not take the key {key!r}; {takes}")
     for key in allowed.values():
         if key.required and key.name not in keys:
             raise UserError(f"{kind} {name} needs the key {key.name!r}")
-    if (declared := _keys_class(module)) is not None:
+    if declared is not None:
         declared(**keys)  # checks types and ranges
     return module.make
-
-
-def _keys_class(module: ModuleType) -> type[declare.Keys] | None:
-    return getattr(module.make, "keys", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pickle
 import subprocess
 import sys
 import warnings
@@ -128,6 +129,31 @@ def test_a_key_that_overrides_warns():
     )
 
 
+def test_the_decorator_of_a_dataclass_may_be_there_or_not():
+    class Plain(declare.Keys):
+        start: int = key(1, "the start", least=1)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Decorated(Plain):
+        more: int = key(2, "more", least=0)
+
+    class Both(Decorated):
+        last: int = key(help="the last", least=0)
+
+    assert [each.name for each in declare.keys_of(Both)] == ["last", "more", "start"]
+    keys = Both(last=3)
+    assert dataclasses.asdict(keys) == {"start": 1, "more": 2, "last": 3}
+    assert keys == Both(last=3) and hash(keys) == hash(Both(last=3)) and keys != Both(last=4)
+    assert pickle.loads(pickle.dumps(Block(block=3))) == Block(block=3)
+    assert dataclasses.replace(keys, start=4) == Both(start=4, last=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        keys.start = 2
+    with pytest.raises(UserError, match="start is 0; it must be a whole number >= 1"):
+        Plain(start=0)
+    with pytest.raises(TypeError, match="last"):
+        Both()
+
+
 def test_what_is_refused_comes_before_a_model_is_read():
     """``drafters.check`` knows ranges and choices, and so does ``control.load``."""
     with pytest.raises(UserError, match="siblings is 'x'; it must be one of"):
@@ -162,7 +188,6 @@ def test_fractions_zeros_and_names():
         control.parse("goodput:rows=x")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Block(declare.Keys):
     """A size that only config.json shows; 0: not given."""
 

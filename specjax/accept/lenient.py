@@ -7,7 +7,6 @@ min(1, target / (lenience * upper * draft)). No token is emitted with more than
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -22,7 +21,6 @@ from specjax.types import Accept, Draft, Verdict
 REFERENCE = "leviathan2023fast"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``lenient``."""
 

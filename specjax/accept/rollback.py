@@ -13,8 +13,6 @@ decoding. Here every token is tested.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -39,7 +37,6 @@ def kept_path(draft: Draft, log_probs: jax.Array, threshold: float) -> tuple[jax
     return verdict.deepest(draft, kept & (own > -jnp.inf))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``rollback``."""
 

@@ -9,7 +9,6 @@ accepted, then one token of the target is emitted.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -25,7 +24,6 @@ from specjax.types import SIBLINGS, Accept, Draft, Verdict
 REFERENCE = ("stern2018blockwise", "xia2023speculative")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``tolerance``."""
 

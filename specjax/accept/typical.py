@@ -12,8 +12,6 @@ tokens above the same threshold.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -36,7 +34,6 @@ def threshold(probs: jax.Array, epsilon: float, delta: float) -> jax.Array:
 EPSILON = 0.09
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``typical``."""
 

@@ -32,12 +32,10 @@ class Ahead(NamedTuple):
 
 
 def _constant(state: Any, live: jax.Array) -> jax.Array:
-    del state
     return jnp.full(live.shape, FOREVER, jnp.int32)
 
 
 def _unchanged(state: Any, rounds: jax.Array) -> Any:
-    del rounds
     return state
 
 
@@ -53,12 +51,10 @@ ENDLESS = Lasting(_constant, _unchanged)
 
 
 def _no_state(context: Context) -> Any:
-    del context
     return ()
 
 
 def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
-    del draft, verdict
     return state
 
 

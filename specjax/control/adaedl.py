@@ -16,8 +16,6 @@ A tree stops as a whole: when the bound is low at all places of a level.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -40,7 +38,6 @@ class State(struct.PyTreeNode):
     share: jax.Array  # f32[B] the mean of the accepted shares
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``adaedl``."""
 

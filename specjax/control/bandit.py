@@ -17,8 +17,6 @@ its part of the round belongs to.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -51,7 +49,6 @@ class State(struct.PyTreeNode):
     seed: jax.Array  # u32[B] of the noise, from the prompt
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``bandit``."""
 

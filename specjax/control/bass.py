@@ -10,8 +10,6 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -36,7 +34,6 @@ class State(struct.PyTreeNode):
     shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``bass``."""
 

@@ -11,8 +11,6 @@ the last round belongs to.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -35,7 +33,6 @@ class State(struct.PyTreeNode):
     live: jax.Array  # bool[B] not finished before the last round
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``batch_size``."""
 
@@ -93,5 +90,4 @@ def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:
 
 
 def _update(state: State, draft: Draft, verdict: Verdict) -> State:
-    del draft
     return state.replace(live=verdict.count > 0)

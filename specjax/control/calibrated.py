@@ -18,8 +18,6 @@ A tree stops as a whole: its survival is that of its best place.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +43,6 @@ class State(struct.PyTreeNode):
     tokens: jax.Array  # f32[B] the expected tokens of the round so far
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``calibrated``."""
 

@@ -18,8 +18,6 @@ most of its tokens it is not known whether they would be accepted.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -28,7 +26,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
-from specjax.declare import key
+from specjax.declare import key, share
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "mamou2024dynamic"
@@ -48,13 +46,12 @@ class State(struct.PyTreeNode):
     count: jax.Array  # i32[B] how many were written
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``confidence``."""
 
     OWNER = "confidence's "
 
-    threshold: float = key(0.4, "the probability; the first one, with ``refit``", least=0, most=1)
+    threshold: float = share(0.4, "the probability; the first one, with ``refit``")
     refit: int = key(
         0,
         "1: the threshold follows the row's tested tokens; only for chains. 0: it stays.",

@@ -11,8 +11,6 @@ A tree stops as a whole: when the entropy was high at all places of a level.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
@@ -25,7 +23,6 @@ from specjax.types import Context
 REFERENCE = "zhang2025draft"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``entropy``."""
 

@@ -38,7 +38,6 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -53,7 +52,7 @@ from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller, length_of
 from specjax.control.costs import Costs, Profile
-from specjax.declare import key
+from specjax.declare import key, share
 from specjax.types import Context, Draft, Lasting, Verdict
 
 REFERENCE = "liu2024optimizing"
@@ -96,7 +95,6 @@ class State(struct.PyTreeNode):
     due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``goodput``."""
 
@@ -115,25 +113,17 @@ class Keys(declare.Keys):
     weight: float = key(
         4.0, "of the acceptance known before, in tested tokens, and of the batch for each row"
     )
-    memory: float = key(
-        0.95, "how much a tested token counts against the next one", least=0, most=1
-    )
-    explore: float = key(
-        0.01,
-        "the share of the time that is spent on trials while nothing is drafted",
-        least=0,
-        most=1,
+    memory: float = share(0.95, "how much a tested token counts against the next one")
+    explore: float = share(
+        0.01, "the share of the time that is spent on trials while nothing is drafted"
     )
     rows: str = key(
         "closed",
         '"closed" (the loop ends with its slowest row) or "open" (finished rows are replaced)',
         choices=ROWS,
     )
-    slack: float = key(
-        0.02,
-        "the share of plain decoding's time that drafts may lose; 1: no bound",
-        least=0,
-        most=1,
+    slack: float = share(
+        0.02, "the share of plain decoding's time that drafts may lose; 1: no bound"
     )
 
     def check(self) -> None:

@@ -11,8 +11,6 @@ above=0.8,below=0.5" drafts one token more from 0.8 on, and one less below 0.5.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -38,7 +36,6 @@ class State(struct.PyTreeNode):
     shares: jax.Array  # f32[B,window] the newest last; -1: there was no such round yet
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``heuristic``."""
 

@@ -19,8 +19,6 @@ and drafted tokens are then counted as levels.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -29,7 +27,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
-from specjax.declare import key
+from specjax.declare import share
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "zhang2024draft"
@@ -44,30 +42,19 @@ class State(struct.PyTreeNode):
     stopped: jax.Array  # bool[B] whether the draft ended before its full length
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``matchness``."""
 
     OWNER = "matchness's "
 
-    start: float = key(
-        0.8,
-        "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling",
-        least=0,
-        most=1,
+    start: float = share(
+        0.8, "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling"
     )
-    target: float = key(
-        0.9, "the share of accepted tokens at which the threshold stays", least=0, most=1
-    )
-    step: float = key(0.01, "how far the aim is from the threshold", least=0, most=1)
-    keep: float = key(
-        0.9, "share of the old threshold in the new one; 1 keeps ``start``", least=0, most=1
-    )
-    memory: float = key(
-        0.5,
-        "share of the earlier rounds in the mean of the accepted shares, which begins at 0",
-        least=0,
-        most=1,
+    target: float = share(0.9, "the share of accepted tokens at which the threshold stays")
+    step: float = share(0.01, "how far the aim is from the threshold")
+    keep: float = share(0.9, "share of the old threshold in the new one; 1 keeps ``start``")
+    memory: float = share(
+        0.5, "share of the earlier rounds in the mean of the accepted shares, which begins at 0"
     )
 
 

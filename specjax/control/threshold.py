@@ -11,7 +11,6 @@ level, so at the best of them.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -25,7 +24,6 @@ from specjax.declare import key
 REFERENCE = ("mamou2024dynamic", "zhang2025draft", "agrawal2024adaedl")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``threshold``."""
 

@@ -14,7 +14,6 @@ from specjax.topology.shapes import Topology
 from specjax.types import LM, Params
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeKeys(declare.Keys):
     """The shape of a draft, for every drafter with parameters (``drafters/growth``)."""
 
@@ -67,7 +66,6 @@ class TreeKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredKeys(TreeKeys):
     """Trained parameters: where they come from, and the shape of a draft."""
 
@@ -85,7 +83,6 @@ class StoredKeys(TreeKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadKeys(StoredKeys):
     """Heads on the target's features."""
 
@@ -94,7 +91,6 @@ class HeadKeys(StoredKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkKeys(StoredKeys):
     """A draft network over the target's features: its source, its sizes, the shape of a draft."""
 
@@ -125,14 +121,12 @@ class NetworkKeys(StoredKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedKeys(NetworkKeys):
     """A draft network of several decoder layers."""
 
     layers: int = key(0, "decoder layers; 0: as in the files, or 1 if new", least=0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleKeys(StackedKeys):
     """A draft network that reads the text one token ahead of the features."""
 
@@ -147,7 +141,6 @@ class EagleKeys(StackedKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LimitedKeys(declare.Keys):
     """Drafts that are proposed whole (``drafters/_limited``)."""
 
@@ -164,7 +157,6 @@ class LimitedKeys(declare.Keys):
         return dataclasses.replace(self, **own)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DatastoreKeys(LimitedKeys):
     """Keys of the drafters that can look up earlier outputs (``lookup/_memory``)."""
 
@@ -177,7 +169,6 @@ class DatastoreKeys(LimitedKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelKeys(declare.Keys):
     """A small language model that drafts."""
 
@@ -194,6 +185,5 @@ class ModelKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftKeys(ModelKeys, TreeKeys):
     """A small language model, and the shape of a draft."""

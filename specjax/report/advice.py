@@ -8,9 +8,6 @@ from specjax.bench.metrics import WORTH
 from specjax.report import columns, inputs
 from specjax.report.inputs import number_of, part
 
-# The cost of a round, in plain rounds, and what it is spent on.
-PARTS = {"verify": "the verification", "draft": "the draft"}
-
 
 def lines(rows: Sequence[dict]) -> list[str]:
     """One text for each temperature, batch size and set of prompts of results.json.
@@ -82,16 +79,14 @@ def _by_category(rows: Sequence[dict]) -> str:
 def _limit(row: dict) -> list[str]:
     """What a round gives and costs, and what is in the way; [] if the costs are not known."""
     costs, tau = part(row, "costs_ms"), number_of(row.get("block_efficiency"))
-    step = number_of(costs.get("step"))
-    spent = {key: number_of(costs.get(key)) for key in PARTS}
-    verify, draft = spent["verify"], spent["draft"]
+    step, verify, draft = (number_of(costs.get(key)) for key in ("step", "verify", "draft"))
     longest = number_of(row.get("gamma"))
     if step is None or verify is None or draft is None or tau is None:
         return []
     if not (step > 0 and verify > 0 and draft >= 0 and tau > 0):
         return []
     total = (verify + draft) / step
-    parts = ", ".join(f"{text} {(spent[key] or 0) / step:.2f}" for key, text in PARTS.items())
+    parts = f"the verification {verify / step:.2f}, the draft {draft / step:.2f}"
     text = f"A round gives {tau:.2f} tokens and costs {total:.2f} plain rounds ({parts})"
     # The factor of the speed-up without each obstacle.
     gains = {

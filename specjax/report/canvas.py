@@ -136,8 +136,7 @@ def finish(
 
 def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[Any]) -> Any:
     """A legend with as many columns as there is room for."""
-    columns = min(6, len(labels))
-    while True:
+    for columns in range(min(6, len(labels)), 0, -1):
         # Names in place of the labels: matplotlib leaves out a label that begins with "_".
         legend = figure.legend(
             handles,
@@ -156,10 +155,9 @@ def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[Any]) -> An
             flat = " ".join(label.split())
             entry.set_text(plain(flat if len(flat) <= 60 else f"{flat[:36]} ... {flat[-19:]}"))
         room = (1 - LEFT) * figure.bbox.width
-        if columns <= 1 or legend.get_window_extent().width <= room:
+        if columns == 1 or legend.get_window_extent().width <= room:
             return legend
         legend.remove()
-        columns -= 1
 
 
 def ticks(

@@ -56,10 +56,8 @@ def read_results(path: Path) -> dict:
         raise UserError(f"{where} is not JSON{why}; {GIVE_RESULTS}") from None
     if not isinstance(results, dict):
         raise UserError(f"{where} is not a JSON object; {GIVE_RESULTS}")
-    if not _is_schema(results.get("schema")):
-        raise UserError(
-            f"{where} has schema {_schema_text(results)}; this version reads schema {SCHEMA}"
-        )
+    if problem := _schema_problem(results):
+        raise UserError(f"{where} {problem}")
     if not isinstance(results.get("rows"), list):
         raise UserError(f'{where} has no list "rows"; {GIVE_RESULTS}')
     return results
@@ -121,8 +119,8 @@ def read_traces(path: Path) -> tuple[list[dict], list[str]]:
 
 def trace_problem(trace: dict) -> str | None:
     """Why a trace cannot be shown; None if it can."""
-    if not _is_schema(trace.get("schema")):
-        return f"it has schema {_schema_text(trace)}; this version reads schema {SCHEMA}"
+    if problem := _schema_problem(trace):
+        return f"it {problem}"
     for key in ("method", "prompt"):
         if not isinstance(trace.get(key), str):
             return f'it has no text "{key}"'
@@ -188,12 +186,13 @@ def rejected_nodes(one: dict) -> list[list]:
     return [node for node in one["draft"] if node[2] == last and not node[6]]
 
 
-def _is_schema(value: Any) -> bool:
-    return type(value) is int and value == SCHEMA
-
-
-def _schema_text(value: dict) -> str:
-    return json.dumps(value["schema"])[:40] if "schema" in value else "none"
+def _schema_problem(value: dict) -> str | None:
+    """What is wrong with the schema of an object; None: nothing."""
+    schema = value.get("schema")
+    if type(schema) is int and schema == SCHEMA:
+        return None
+    text = json.dumps(schema)[:40] if "schema" in value else "none"
+    return f"has schema {text}; this version reads schema {SCHEMA}"
 
 
 def is_number(value: Any) -> bool:
@@ -255,10 +254,9 @@ def visible(text: str) -> str:
     return text.translate(VISIBLE)
 
 
-def one_line(text: str, most: int | None = None) -> str:
-    """The visible text on one line; at most ``most`` characters."""
-    text = " ".join(visible(text).split())
-    return text if most is None else cut(text, most)
+def one_line(text: str) -> str:
+    """The visible text on one line."""
+    return " ".join(visible(text).split())
 
 
 def cut(text: str, most: int) -> str:

@@ -6,33 +6,22 @@ one category are only in the plot of categories.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from specjax import theory
 from specjax.report import canvas, inputs, series
-from specjax.report.canvas import save, svg
+from specjax.report.canvas import save as save
+from specjax.report.canvas import svg as svg
 from specjax.report.inputs import TIME_PARTS, number, part
 from specjax.report.series import AXES, Axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "acceptance_by_depth",
-    "acceptance_over_time",
-    "by_category",
-    "draw",
-    "overlap_by_class",
-    "predicted",
-    "save",
-    "speedup_against",
-    "svg",
-    "time_split",
-]
 
 SPEEDUP = "speed-up (times plain decoding)"
 BARS = "Bars: minimum and maximum of the interleaved passes."
@@ -80,19 +69,19 @@ def speedup_against(rows: Sequence[dict], axis: str) -> Figure | None:
     panels, left_out = series.panels(inputs.finished(rows), axis)
     if not panels:
         return None
-    labels = sorted({one.label for panel in panels.values() for one in panel})
+    labels = sorted({label for panel in panels.values() for label, _ in panel})
     figure, axes = canvas.canvas(chosen.title, list(panels), 3.5 if len(panels) == 1 else 2.4)
     curves = False
     for ax, panel in zip(axes, panels.values(), strict=True):
         ax.axhline(1, zorder=1, **DASHED)
-        for one in panel:
-            style = canvas.style(labels.index(one.label))
-            curve = _curve(one.rows) if axis == "gamma" else None
+        for label, group in panel:
+            style = canvas.style(labels.index(label))
+            curve = _curve(group) if axis == "gamma" else None
             curves = curves or curve is not None
-            xs, ys = _fastest_points(one.rows, chosen) if curve is None else curve
+            xs, ys = _fastest_points(group, chosen) if curve is None else curve
             ax.plot(xs, ys, alpha=0.8, **style)[0].set_marker("")
-            _points(ax, [chosen.value(row) for row in one.rows], one.rows, style)
-        values = [chosen.value(row) for one in panel for row in one.rows]
+            _points(ax, [chosen.value(row) for row in group], group, style)
+        values = [chosen.value(row) for _, group in panel for row in group]
         canvas.ticks(ax, values, chosen.spell, chosen.steps)
         ax.set_ylim(bottom=0)
         ax.set_xlabel(chosen.label, fontsize=9)
@@ -120,8 +109,8 @@ def _spread(rows: Sequence[dict]) -> list[list[float]]:
     """[below, above]: from each speed-up to the ends of its passes; 0 where they are not known."""
     below, above = [], []
     for row in rows:
-        ends = part(row, "spread").get("speedup")
-        low, high = ends if isinstance(ends, list | tuple) and len(ends) == 2 else (None, None)
+        ends = _list(part(row, "spread"), "speedup")
+        low, high = ends if len(ends) == 2 else (None, None)
         middle = row["speedup"]
         below.append(max(middle - low, 0.0) if inputs.is_number(low) else 0.0)
         above.append(max(high - middle, 0.0) if inputs.is_number(high) else 0.0)
@@ -133,27 +122,19 @@ def _draft_share(row: dict) -> float:
 
     1 if every round drafts gamma tokens, less if some draft fewer or none; 1 if it is not known.
     """
-    depths, tau = row.get("acceptance_by_depth"), number(row, "block_efficiency")
-    if tau is None or not isinstance(depths, list | tuple):
-        return 1.0
-    if not all(inputs.is_number(rate) and 0 <= rate <= 1 for rate in depths):
+    depths, tau = _list(row, "acceptance_by_depth"), number(row, "block_efficiency")
+    if tau is None or not all(inputs.is_number(rate) and 0 <= rate <= 1 for rate in depths):
         return 1.0
     full = theory.expected_tokens_by_depth(depths) - 1
     return min(max((tau - 1) / full, 0.0), 1.0) if full > 0 else 1.0
 
 
-class _Costs(NamedTuple):
-    """Means over the rows of a series; times in units of a one-token pass."""
+def _costs(rows: Sequence[dict]) -> tuple[list[float], dict[int, float]] | None:
+    """([alpha, ``_draft_share``, c], v) of chains with all measurements; None if there are none.
 
-    alpha: float
-    share: float  # of ``_draft_share``
-    c: float
-    verify: dict[int, float]
-
-
-def _costs(rows: Sequence[dict]) -> _Costs | None:
-    """The costs of the rows that are chains and have all measurements; None if there are none."""
-    alphas, shares, drafts, verify = [], [], [], {}
+    Means over the rows of a series; c and v in units of a one-token pass.
+    """
+    means, verify = [], {}
     for row in rows:
         alpha, gamma, nodes = (number(row, name) for name in ("acceptance_rate", "gamma", "nodes"))
         costs = part(row, "costs_ms")
@@ -161,28 +142,26 @@ def _costs(rows: Sequence[dict]) -> _Costs | None:
         if None in (alpha, gamma, step, draft, check) or nodes != gamma or gamma != int(gamma):
             continue
         if 0 <= alpha <= 1 <= gamma and min(step, check) > 0 <= draft:
-            alphas.append(alpha)
-            shares.append(_draft_share(row))
-            drafts.append(draft / gamma / step)
+            means.append((alpha, _draft_share(row), draft / gamma / step))
             verify.setdefault(int(gamma) + 1, []).append(check / step)
-    if not alphas:
+    if not means:
         return None
-    alpha, share, c = (statistics.fmean(values) for values in (alphas, shares, drafts))
-    return _Costs(alpha, share, c, {n: statistics.fmean(v) for n, v in verify.items()})
+    verify = {n: statistics.fmean(times) for n, times in verify.items()}
+    return [statistics.fmean(values) for values in zip(*means, strict=True)], verify
 
 
 def _curve(rows: Sequence[dict]) -> tuple[list[int], list[float]] | None:
     """(gammas, the speed-ups that theory gives) for a series; None if its costs are not known."""
     if (costs := _costs(rows)) is None:
         return None
-    last = max(costs.verify) - 1
+    (alpha, share, c), times = costs
+    last = max(times) - 1
     points = min(last, CURVE_POINTS - 1)
     gammas = [last * index // points for index in range(points + 1)]
     gains = []
     for gamma in gammas:
-        tokens = 1 + costs.share * (theory.expected_tokens(costs.alpha, gamma) - 1)
-        verify = theory.verify_cost(costs.verify, gamma + 1)
-        gains.append(theory.speedup(tokens, gamma * costs.c, verify))
+        tokens = 1 + share * (theory.expected_tokens(alpha, gamma) - 1)
+        gains.append(theory.speedup(tokens, gamma * c, theory.verify_cost(times, gamma + 1)))
     return gammas, gains
 
 
@@ -272,10 +251,14 @@ def _note_on_repeats(rows: Sequence[dict]) -> str:
 
 
 def _depths(row: dict) -> list[float]:
-    values = row.get("acceptance_by_depth")
-    if not isinstance(values, list | tuple):
-        return []
+    values = _list(row, "acceptance_by_depth")
     return [value if inputs.is_number(value) else math.nan for value in values]
+
+
+def _list(row: dict, name: str) -> Sequence[Any]:
+    """The value under ``name`` if it is a list, else []."""
+    value = row.get(name)
+    return value if isinstance(value, list | tuple) else []
 
 
 def _by_temperature(
@@ -474,12 +457,9 @@ def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
 
 def _windows(row: dict) -> list[dict[str, Any]]:
     """The windows of a row that can be drawn."""
-    values = row.get("windows")
-    if not isinstance(values, list):
-        return []
     return [
         one
-        for one in values
+        for one in _list(row, "windows")
         if isinstance(one, dict)
         and all(inputs.is_number(one.get(key)) for key in ("first", "last"))
     ]
@@ -487,12 +467,9 @@ def _windows(row: dict) -> list[dict[str, Any]]:
 
 def _changes(windows: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """(first request, category) of the first window and where the largest category changes."""
-    result: list[tuple[int, str]] = []
-    for one in windows:
-        counts = part(one, "categories")
-        if not counts:
-            continue
-        largest = str(max(counts, key=lambda name: counts[name]))
-        if not result or result[-1][1] != largest:
-            result.append((one["first"], largest))
-    return result
+    largest = [
+        (one["first"], str(max(counts, key=lambda name: counts[name])))
+        for one in windows
+        if (counts := part(one, "categories"))
+    ]
+    return [next(group) for _, group in itertools.groupby(largest, key=lambda pair: pair[1])]

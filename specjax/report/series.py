@@ -171,17 +171,11 @@ def distinct(rows: Sequence[dict]) -> list[str]:
     return labels_of(entries, several)
 
 
-class Series(NamedTuple):
-    """Rows that differ only along the axis."""
-
-    label: str
-    rows: list[dict]
-
-
-def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], str]:
+def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[tuple[str, list[dict]]]], str]:
     """(heading -> its series with at least two values on the axis, a note on what is left out).
 
-    {} if there are no such series; the note is "" if all are shown.
+    A series is a label, and rows that differ only along the axis. {} if there are no such series;
+    the note is "" if all are shown.
     """
     chosen = AXES[axis]
     headings = [key for key in PANELS if key not in chosen.ignored]
@@ -214,7 +208,7 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[Series]], st
     result = {}
     for heading in ordered:
         title = ", ".join(f"{name.replace('_size', '')} {spell(value)}" for name, value in heading)
-        result[title] = [Series(next(labels), group) for _, group in members[heading]]
+        result[title] = [(next(labels), group) for _, group in members[heading]]
     return result, note
 
 

@@ -34,7 +34,6 @@ from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
 _MOST = 1 << 22  # no vocabulary has so many tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingKeys(declare.Keys):
     """config.sampling: the arguments of ``sampling.make_sampling``, which checks the values."""
 
@@ -104,7 +103,6 @@ class SamplingKeys(declare.Keys):
         return result
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamKeys(declare.Keys):
     """config.beams: beam search at temperature 0, without an acceptance rule."""
 
@@ -150,7 +148,6 @@ class BeamKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GridKeys(declare.Keys):
     """config.grid: values that replace the single value of a bench."""
 
@@ -205,7 +202,6 @@ def widths(value: Any) -> tuple[int, ...] | None:
     return result
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(declare.Keys):
     """The keys of all modes that decode; ``KEYS`` says which of them a mode has."""
 

@@ -1,6 +1,6 @@
 """The exact law of what a drafter and a rule emit, by running the real code on every outcome.
 
-Every history of a round is run once: ``expand`` runs it with a ``Script`` in place of ``RowKeys``;
+Every history of a round is run once: ``expand`` runs it with a ``_Script`` in place of ``RowKeys``;
 the probabilities of the histories add up to 1. jit is off meanwhile, so that loops run in Python
 and the script can read values. Nothing is sampled, and nothing is assumed about the rule.
 """
@@ -17,25 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import accept, decode, rng, sampling, step
-from specjax.testing import laws, loop, verdicts
-from specjax.testing.verdicts import WrongVerdict
+from specjax.testing import laws, verdicts
+from specjax.testing.verdicts import WrongVerdict as WrongVerdict
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
-
-__all__ = [
-    "Enumerated",
-    "Expanded",
-    "Histories",
-    "ImpossibleProbs",
-    "NoiseReused",
-    "NotEnumerable",
-    "TooLarge",
-    "WrongVerdict",
-    "drafts",
-    "enumerated",
-    "exact_law",
-    "expand",
-    "histories",
-]
 
 # Rows of every run: one number, because every new shape compiles every operation again.
 ROWS = 4096
@@ -91,7 +75,7 @@ def enumerated(
         TooLarge: there are more than LARGEST histories.
     """
     law = np.zeros((target.vocab_size,) * steps)
-    target = compiled(target)
+    target = _compiled(target)
     state, shared = _begin(target, drafter, params, prompt, steps, settings, after)
     begun = len(prompt)
     prompt = state["tokens"][0, : int(state["length"][0])].tolist()
@@ -101,17 +85,15 @@ def enumerated(
     for number in itertools.count() if rounds is None else range(rounds):
         if not len(weight):
             break
-        states, weights = [], []
+        parts = []
         for part in _round(target, drafter, rule, params, state, shared, weight):
             if number == 0:
                 drafted += float((part.info.drafted * part.weight).sum())
                 accepted += np.bincount(part.info.accepted, part.weight, len(accepted))
             done = np.asarray(part.rows["done"])
             _add(law, truth, part.rows, part.weight, done, len(prompt))
-            states.append(jax.tree.map(lambda x: x[~done], part.rows))  # noqa: B023
-            weights.append(part.weight[~done])
-        state = jax.tree.map(lambda *x: np.concatenate(x), *states)
-        weight = np.concatenate(weights)
+            parts.append(jax.tree.map(lambda x: x[~done], (part.rows, part.weight)))  # noqa: B023
+        state, weight = _joined(parts)
     _add(law, truth, state, weight, np.ones(len(weight), bool), len(prompt))
     return Enumerated(law, truth, drafted, accepted)
 
@@ -129,7 +111,7 @@ def drafts(
 
     ``value`` is a ``Draft``.
     """
-    target = compiled(target)
+    target = _compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings, after)
     propose = _proposer(drafter, params, shared)
     return expand(lambda *given: propose(*given)[0], state, 1)
@@ -160,15 +142,19 @@ def histories(
     **settings,
 ) -> Histories:
     """Every history of the first round after ``prompt``, with its probability."""
-    target = compiled(target)
+    target = _compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
-    parts = list(_round(target, drafter, rule, params, state, shared, np.ones(1)))
-    info = jax.tree.map(lambda *x: np.concatenate(x), *(part.info for part in parts))
-    return Histories(info, np.concatenate([part.weight for part in parts]))
+    parts = _round(target, drafter, rule, params, state, shared, np.ones(1))
+    return Histories(*_joined([(part.info, part.weight) for part in parts]))
+
+
+def _joined(parts: list) -> Any:
+    """Pytrees of arrays [R,...], as one."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 @functools.cache
-def compiled(target: LM) -> LM:
+def _compiled(target: LM) -> LM:
     """The model; each call is one program, also where jit is off. It needs no randomness."""
 
     def on(function: Callable) -> Callable:
@@ -238,9 +224,12 @@ def _round(
     rule = verdicts.enforced(rule)
 
     def decide(script, given):
-        rows, draft, draft_state = given
+        rows, *proposed = given
         state = DecodeState(**rows, **shared)
-        after, info = loop.judge(target, drafter, rule, params, state, script, draft, draft_state)
+        known = drafter._replace(propose=lambda *_: proposed)
+        draft, draft_state = step.propose(target, known, params, state, script)
+        state, whole = state.replace(draft=draft_state), (drafter.nodes + 1,)
+        after, info = step.verify(target, drafter, rule, params, state, script, draft, None, whole)
         return _rows(after)[0], info
 
     drafted = expand(_proposer(drafter, params, shared), state, len(weight))
@@ -258,7 +247,7 @@ def _round(
 def _proposer(drafter: Drafter, params: ModelParams, shared: dict) -> Callable:
     """The function of a script and of the rows of states that gives drafts and draft states."""
 
-    def propose(script: Script, rows: dict) -> Any:
+    def propose(script: _Script, rows: dict) -> Any:
         state = DecodeState(**rows, **shared)
         return drafter.propose(params, script, step.context_of(state), state.draft)
 
@@ -300,7 +289,7 @@ class ImpossibleProbs(AssertionError):
     """The weights of a draw or a coin are negative, not finite, or all zero."""
 
 
-class Pending(NamedTuple):
+class _Pending(NamedTuple):
     """Histories that have not been run: each is a starting row and its first choices."""
 
     source: np.ndarray  # i64[W] the row that the history begins from
@@ -308,18 +297,15 @@ class Pending(NamedTuple):
     given: np.ndarray  # i64[W] how many of the C outcomes are set
 
     @staticmethod
-    def join(parts: list[Pending]) -> Pending:
+    def join(parts: list[_Pending]) -> _Pending:
         """All histories of the parts."""
         width = max(part.choices.shape[1] for part in parts)
         choices = [np.pad(p.choices, ((0, 0), (0, width - p.choices.shape[1]))) for p in parts]
-        return Pending(
-            np.concatenate([part.source for part in parts]),
-            np.concatenate(choices),
-            np.concatenate([part.given for part in parts]),
-        )
+        padded = zip(parts, choices, strict=True)
+        return _joined([part._replace(choices=own) for part, own in padded])
 
 
-class Branches:
+class _Branches:
     """Gives every row of one run a history, and lists the histories that still have to be run.
 
     The rows that have had the same outcomes so far are a group; they are neighbours. At each
@@ -332,13 +318,13 @@ class Branches:
         chance: f64[R], the probability of each row's history, given its starting row.
     """
 
-    def __init__(self, histories: Pending, rows: int):
+    def __init__(self, histories: _Pending, rows: int):
         item = np.arange(rows) * len(histories.source) // rows
         self.source, self._given = histories.source[item], histories.given[item]
         self._choices = histories.choices[item]
         self._used = np.zeros(rows, np.int64)
         self._first = np.append(True, item[1:] != item[:-1])
-        self._later: list[Pending] = []
+        self._later: list[_Pending] = []
         self.chance = np.ones(rows)
 
     @property
@@ -346,7 +332,7 @@ class Branches:
         """i64[H]: one row of each history."""
         return np.flatnonzero(self._first)
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[_Pending]:
         """The histories that had no row in this run, which is complete."""
         self._check((self._used >= self._given).all())
         return self._later
@@ -385,7 +371,7 @@ class Branches:
         choices = self._choices[rows]
         used = self._used[rows]
         choices[np.arange(len(rows)), used] = _nth(possible[rows], size[rows] + rank)
-        self._later.append(Pending(self.source[rows], choices, used + 1))
+        self._later.append(_Pending(self.source[rows], choices, used + 1))
 
     @staticmethod
     def _check(repeatable) -> None:
@@ -398,8 +384,8 @@ def _nth(possible: np.ndarray, rank: np.ndarray) -> np.ndarray:
     return np.argmax(possible & (np.cumsum(possible, -1) == rank[:, None] + 1), -1)
 
 
-class Script:
-    """Replaces ``RowKeys`` in one run: ``Branches`` chooses the outcomes of every request.
+class _Script:
+    """Replaces ``RowKeys`` in one run: ``_Branches`` chooses the outcomes of every request.
 
     Rules and drafters get all their randomness from ``RowKeys``: coins, draws, draws without
     replacement. Each row gets one outcome, so a few runs of the real code cover every history with
@@ -407,7 +393,7 @@ class Script:
     same purpose and index), because the outcomes would not be independent.
     """
 
-    def __init__(self, branches: Branches, ledger: Iterable[tuple] = ()):
+    def __init__(self, branches: _Branches, ledger: Iterable[tuple] = ()):
         self.branches, self.batch, self.ledger = branches, len(branches.source), set(ledger)
 
     def coins(self, count: int, dtype=jnp.float32) -> _Coins:
@@ -468,10 +454,10 @@ class Script:
         return jnp.asarray(self.branches.choose(weights))
 
 
-class _Inner(Script):
+class _Inner(_Script):
     """The keys of one part of a drafter: its own places in the ledger of the outer script."""
 
-    def __init__(self, outer: Script, index: int, same_target: bool):
+    def __init__(self, outer: _Script, index: int, same_target: bool):
         self.outer, self.index, self.same_target = outer, index, same_target
         self.batch = outer.batch
 
@@ -484,7 +470,7 @@ class _Inner(Script):
 
 
 class _Coins:
-    def __init__(self, script: Script, count: int):
+    def __init__(self, script: _Script, count: int):
         self.script, self.tossed = script, np.zeros((script.batch, count), bool)
 
     def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
@@ -530,18 +516,18 @@ def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = 
     ``ledger`` is noise that was requested before, in the same round. The order of the histories is
     arbitrary.
     """
-    waiting = Pending(np.arange(batch), np.zeros((batch, 8), np.int32), np.zeros(batch, np.int64))
+    waiting = _Pending(np.arange(batch), np.zeros((batch, 8), np.int32), np.zeros(batch, np.int64))
     runs: list[tuple[Any, np.ndarray, np.ndarray]] = []
     requested, count = frozenset(ledger), 0
     while len(waiting.source):
-        now = Pending(*(x[-ROWS:] for x in waiting))
-        waiting = Pending(*(x[:-ROWS] for x in waiting))
-        branches = Branches(now, ROWS)
-        script = Script(branches, ledger)
+        now = _Pending(*(x[-ROWS:] for x in waiting))
+        waiting = _Pending(*(x[:-ROWS] for x in waiting))
+        branches = _Branches(now, ROWS)
+        script = _Script(branches, ledger)
         given = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[branches.source]), rows)  # noqa: B023
         with jax.disable_jit():
             value = function(script, given)
-        waiting = Pending.join([waiting, *branches.pending()])
+        waiting = _Pending.join([waiting, *branches.pending()])
         kept = branches.histories
         value = jax.tree.map(lambda x: np.asarray(x)[kept], value)  # noqa: B023
         runs.append((value, branches.source[kept], branches.chance[kept]))
@@ -550,6 +536,5 @@ def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = 
             raise TooLarge(
                 f"more than {LARGEST} histories; take a smaller vocabulary or a smaller draft"
             )
-    values, sources, chances = zip(*runs, strict=True)
-    value = jax.tree.map(lambda *x: np.concatenate(x), *values)
-    return Expanded(value, np.concatenate(sources), np.concatenate(chances), requested)
+    value, source, chance = _joined(runs)
+    return Expanded(value, source, chance, requested)

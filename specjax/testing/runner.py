@@ -72,17 +72,9 @@ def masked(drafter: Drafter) -> Drafter:
     return drafter._replace(propose=propose, whole=False)
 
 
-class _Prepared(NamedTuple):
-    """A target and a drafter whose traces are counted."""
-
-    plain: LM
-    target: LM
-    drafter: Drafter
-    traces: list[int]
-
-
 @functools.lru_cache(maxsize=4)  # the rules of one drafter share its compiled programs
-def _prepare(drafter: Drafter, target: LM) -> _Prepared:
+def _prepare(drafter: Drafter, target: LM) -> tuple[LM, LM, Drafter, list[int]]:
+    """The target, the target and the drafter whose traces are counted, and these traces."""
     traces: list[int] = []
     # A table reads two tokens: a wrong cache entry could stay unseen.
     target = whole_text(target) if is_table(target) else target
@@ -94,7 +86,7 @@ def _prepare(drafter: Drafter, target: LM) -> _Prepared:
 
         return counted
 
-    return _Prepared(target, target.changed(counting), masked(drafter), traces)
+    return target, target.changed(counting), masked(drafter), traces
 
 
 class Runner:

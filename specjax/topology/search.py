@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specjax.checks import whole
+from specjax.checks import cost, whole
 from specjax.errors import UserError
 from specjax.topology.shapes import Topology, from_ranks
 
@@ -257,11 +257,12 @@ def best_size(
         UserError: no size remains, or a time is not positive.
     """
     table, branching = _arguments(acceptance, 1, 1, branching)
-    times = {whole("a key of verify", n, 1): float(time) for n, time in verify.items()}
+    times = {
+        whole("a key of verify", n, 1): cost(f"verify[{n}]", time, positive=True)
+        for n, time in verify.items()
+    }
     levels = sorted({whole("a depth", depth, 1) for depth in depths})
-    for n, time in times.items():
-        _check_time(f"verify[{n}]", time)
-    _check_time("draft", float(draft))
+    draft = cost("draft", draft, positive=True)
     sizes = sorted(n - 1 for n in times if n > 1)
     if not sizes or not levels:
         raise UserError(
@@ -282,10 +283,3 @@ def best_size(
     speedup, nodes, depth, expected = best
     tree = _reconstruct(forests, table, nodes, min(depth, sizes[-1]))
     return Choice(tree, nodes, depth, expected, speedup)
-
-
-def _check_time(name: str, time: float) -> None:
-    if not (math.isfinite(time) and time > 0):
-        raise UserError(
-            f"{name} is {time:g}; it must be a positive time, as a multiple of a one-token pass"
-        )

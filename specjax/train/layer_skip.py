@@ -28,7 +28,6 @@ from specjax.train.placement import Source
 from specjax.types import LM, Batch
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(declare.Keys):
     """The keys of the loss; each is the key of ``config.loss`` of that name. Raises UserError."""
 

@@ -5,7 +5,6 @@ Nothing here imports optax or Orbax, so that configurations load fast.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +17,6 @@ from specjax.errors import UserError
 OPTIMISERS = ("adamw", "muon", "sgd", "lion")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule(declare.Keys):
     """Numbers of steps. The last step is logged, evaluated and saved in any case."""
 
@@ -51,7 +49,6 @@ class Schedule(declare.Keys):
         return step == self.steps or step // every > (step - self.eval_interval) // every
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(declare.Keys):
     """How a run is computed, and which parameters it returns."""
 
@@ -90,7 +87,6 @@ class Settings(declare.Keys):
         return any(name in self.best for name in ("tau", "alpha", "agreement", "accuracy"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainKeys(Schedule, Settings):
     """config.train: the training loop."""
 
@@ -108,7 +104,6 @@ class TrainKeys(Schedule, Settings):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimiserKeys(declare.Keys):
     """config.optimiser: what turns gradients into updates."""
 
@@ -155,7 +150,6 @@ class OptimiserKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineKeys(declare.Keys):
     """config.online: how a drafter is updated between requests."""
 
@@ -209,7 +203,6 @@ class OnlineKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataKeys(declare.Keys):
     """config.data: the source of text, at most one of ``KINDS``; none: the embedded corpus."""
 
@@ -263,7 +256,6 @@ class DataKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelKeys(declare.Keys):
     """config.model: the shape of a new model."""
 
@@ -292,7 +284,6 @@ T5_KEYS = [key.name for key in declare.keys_of(ModelKeys)]
 T5_KEYS = [name for name in T5_KEYS if name not in ("num_kv_heads", "max_positions")]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExamineKeys(declare.Keys):
     """config.examine: tokens per round (tau), forecast from the target's text, and decoded."""
 
@@ -315,7 +306,6 @@ class ExamineKeys(declare.Keys):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class FeaturesKeys(declare.Keys):
     """config.features: what is stored of the target."""
 
@@ -337,7 +327,6 @@ class FeaturesKeys(declare.Keys):
     shard_megabytes: int = key(64, "size of a file; a killed run loses at most one", least=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationKeys(declare.Keys):
     """config.generation: what the target writes."""
 
@@ -362,7 +351,6 @@ class GenerationKeys(declare.Keys):
     shard_prompts: int = key(256, "prompts of a file", least=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightKeys(declare.Keys):
     """config.drafter: what the objective pretrain adds to the keys of a drafter."""
 
@@ -375,7 +363,6 @@ class WeightKeys(declare.Keys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """config.loss: the keys of all losses; each has some of them, and its own defaults."""
 
@@ -451,7 +438,6 @@ class LossKeys(declare.Keys):
     rotation: int | None = key(None, "see curriculum")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(declare.Keys):
     """The keys of all objectives; ``KEYS`` says which of them an objective has."""
 

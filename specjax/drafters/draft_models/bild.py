@@ -10,8 +10,6 @@ other defaults.
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax import declare
 from specjax.declare import key
 from specjax.drafters.draft_models import draft_model
@@ -21,7 +19,6 @@ from specjax.types import LM, Drafter
 REFERENCE = "kim2023speculative"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(ModelKeys):
     """The keys of ``bild``."""
 

@@ -9,8 +9,6 @@ al. 2025 (2502.05202).
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax import declare
 from specjax.declare import key
 from specjax.drafters.draft_models import _small_model, _vocabularies
@@ -23,7 +21,6 @@ REFERENCE = ("leviathan2023fast", "chen2023accelerating", "timor2025heterogeneou
 GAMMA = 5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DraftKeys):
     """The keys of ``draft_model``."""
 

@@ -12,8 +12,6 @@ would change which tree is best, never the output law.
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax import declare
 from specjax.control import Controller
 from specjax.declare import key
@@ -25,7 +23,6 @@ from specjax.types import LM, Drafter
 REFERENCE = "li2024eagle2"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(ModelKeys):
     """The keys of ``dynamic_tree``."""
 

@@ -12,7 +12,6 @@ siblings; ``chain`` for the default, a sampled chain.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +44,6 @@ NAME, GAMMA = "pard", 5
 MASK, TOKENS = "pard_token", "pard_tokens"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DraftKeys):
     """The keys of ``pard``."""
 
@@ -56,7 +54,6 @@ class Keys(DraftKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModelKeys(declare.Keys):
     """config.drafter of objective distill: a draft model that drafts in one pass."""
 

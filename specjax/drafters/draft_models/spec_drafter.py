@@ -61,7 +61,6 @@ _FIELDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(StoredKeys):
     """The keys of ``spec_drafter``."""
 
@@ -196,7 +195,6 @@ def _widths(slots: int) -> list[int]:
 # with tokens[t] pending: mask d, from 0, predicts tokens[t + 1 + d].
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """The keys of the loss."""
 

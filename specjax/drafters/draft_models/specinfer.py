@@ -14,7 +14,6 @@ the rest in the next round.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -70,7 +69,6 @@ class State(struct.PyTreeNode):
     order: Array | None = None  # i32[B,N] with a random order: the node at each place
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``specinfer``."""
 

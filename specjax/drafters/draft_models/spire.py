@@ -13,7 +13,6 @@ as it has tokens; without it (``feedback=False`` in training) it is read in para
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -30,7 +29,6 @@ REFERENCE = ("neelam2025spire", "fan2020addressing", "leviathan2023fast")
 GAMMA = 5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DraftKeys):
     """The keys of ``spire``."""
 
@@ -40,7 +38,6 @@ class Keys(DraftKeys):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModelKeys(declare.Keys):
     """config.drafter of objective distill: a new SPIRe draft model."""
 

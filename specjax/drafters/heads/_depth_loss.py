@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,7 +28,6 @@ Term = Callable[[Any, Any], tuple[jax.Array, Metrics, Any]]
 More = Callable[..., tuple[jax.Array, Metrics]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """The keys of a loss that compares draft tokens with the text and with the target."""
 
@@ -52,7 +50,6 @@ class LossKeys(declare.Keys):
             raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DepthKeys(LossKeys):
     """The keys of a loss of several depths."""
 

@@ -7,7 +7,6 @@ and the masks before it, and predicts tokens[t + d + ahead]. Depth 0 is the entr
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +51,6 @@ class Reader(NamedTuple):
     target: LM | None = None  # whose features are read; None: the entries are tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(DepthKeys):
     """The keys of the loss.
 

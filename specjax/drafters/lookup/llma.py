@@ -8,7 +8,6 @@ Without reference documents each row uses its prompt, which contains the retriev
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,6 @@ from specjax.types import LM, Draft, Drafter
 REFERENCE = "yang2023inference"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(LimitedKeys):
     """The keys of ``llma``."""
 

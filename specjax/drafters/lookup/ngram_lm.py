@@ -8,7 +8,6 @@ get its weight.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import NamedTuple
 
@@ -49,7 +48,6 @@ class Settings(NamedTuple):
     weights: Weights
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(LimitedKeys):
     """The keys of ``ngram_lm``."""
 

@@ -22,7 +22,6 @@ verdict. vLLM has no default for gamma.)
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -99,7 +98,6 @@ def lookup(
     return jnp.take(tokens, place, mode="clip"), (place < length) & found
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(LimitedKeys):
     """The keys of ``prompt_lookup``."""
 

@@ -9,7 +9,6 @@ the acceptance rules replace it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ from specjax.types import LM, Drafter
 REFERENCE = "he2024rest"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(LimitedKeys):
     """The keys of ``rest``."""
 

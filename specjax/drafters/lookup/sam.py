@@ -21,7 +21,6 @@ every small step and read memory fast, which may favour comparing; that is not m
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -314,7 +313,6 @@ def _hash(state: Array, token: Array) -> Array:
 REFERENCE = "hu2025sam"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DatastoreKeys):
     """The keys of ``sam``."""
 

@@ -20,7 +20,6 @@ and no earlier outputs (there a tree of all outputs).
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -71,7 +70,6 @@ class _Candidates(NamedTuple):
     prob: Array  # f32[M,K,D] share of the occurrences; 0 where ``is_first`` is False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DatastoreKeys):
     """The keys of ``suffix``."""
 

@@ -11,7 +11,6 @@ for the parameters.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -59,7 +58,6 @@ def default_tree() -> Topology:
     return shapes.from_ranks(paths)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(LimitedKeys):
     """The keys of ``token_recycling``."""
 

@@ -18,8 +18,6 @@ this with the result.
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax.numpy as jnp
 
 from specjax import declare
@@ -34,7 +32,6 @@ from specjax.types import LM, Array, Drafter
 REFERENCE = "zhao2024lookahead"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(DatastoreKeys):
     """The keys of ``trie``."""
 

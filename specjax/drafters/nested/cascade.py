@@ -15,7 +15,6 @@ first model 1 of the second and 10 of the lookup; for the second 10 of the looku
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -129,7 +128,6 @@ class _Cascade(NamedTuple):
     rule: Accept  # of the inner rounds
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``cascade``."""
 

@@ -14,7 +14,6 @@ the class is L1 too, but the acceptance rate is not ``rate``; the command line r
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -50,7 +49,6 @@ class State(struct.PyTreeNode):
     record: Array  # i32[B,S] the prompt, then its greedy continuation
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``controlled``."""
 

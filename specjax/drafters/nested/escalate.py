@@ -10,7 +10,6 @@ only in rounds in which they propose.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,7 +58,6 @@ class Settings(NamedTuple):
         return max(stage.longest for stage in self.stages)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``escalate``."""
 

@@ -8,7 +8,6 @@ siblings of the chain's token, and leaves of the tree. ``cascade`` has several m
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any, NamedTuple
 
@@ -65,7 +64,6 @@ class _Settings(NamedTuple):
         return [*chain, *(above for above in chain for _ in range(self.width - 1))]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``staged``."""
 

@@ -14,7 +14,6 @@ distribution, and the text has the target's law.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 from specjax import accept, declare
@@ -37,7 +36,6 @@ REFERENCE = "sun2024triforce"
 BEHIND = 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``triforce``."""
 

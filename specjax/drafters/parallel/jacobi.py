@@ -13,8 +13,6 @@ of that noise, and a round's coins and residual draws are independent of all thr
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -39,7 +37,6 @@ class State(struct.PyTreeNode):
     proposed: Array  # i32[B] the same for the current round
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``jacobi``."""
 

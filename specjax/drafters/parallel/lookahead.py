@@ -22,8 +22,6 @@ Memory: B * V * G * (N - 1) * 4 bytes (3.6 MB per row at V = 32 000 and the defa
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +65,6 @@ def insert(pool: Array, key: Array, gram: Array) -> Array:
     return pool.at[row, key].set(moved.at[:, 0].set(gram), mode="drop")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(declare.Keys):
     """The keys of ``lookahead``."""
 

@@ -140,7 +140,6 @@ REFERENCE = ("elhoushi2024layerskip", "liu2024kangaroo")
 GAMMA = 5
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(StoredKeys):
     """The keys of ``early_exit``."""
 

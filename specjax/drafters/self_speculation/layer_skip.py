@@ -17,7 +17,6 @@ an idea of SWIFT (Xia et al. 2024, 2410.06916).
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -159,7 +158,6 @@ REFERENCE = ("zhang2024draft", "xia2025swift")
 GAMMA = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(TreeKeys):
     """The keys of ``layer_skip``."""
 

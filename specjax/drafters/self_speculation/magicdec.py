@@ -8,7 +8,6 @@ as much as one of the target's own (``theory.roofline.critical_context``).
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from specjax import declare
@@ -32,7 +31,6 @@ REFERENCE = ("chen2025magicdec", "xiao2024efficient", "li2024snapkv")
 GAMMA = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(TreeKeys):
     """The keys of ``magicdec``."""
 

@@ -21,7 +21,6 @@ The name is a keyword of Python: ``import`` cannot name this module, ``drafters.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -67,7 +66,6 @@ REFERENCE = "monea2023pass"
 HEADS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``pass``."""
 
@@ -297,7 +295,6 @@ def outputs(setup: Setup, params: ModelParams, batch: Batch, places: Array) -> t
     return hidden[:, :size], hidden[:, size:].reshape(rows, count, setup.rows, -1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(DepthKeys):
     """The keys of the loss."""
 

@@ -22,7 +22,6 @@ the pass takes as long for every set, and the cost of a set is a share of the we
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import time
@@ -52,7 +51,6 @@ NOISE = 1e-2
 LAST = {"attention": "o", "mlp": "down"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(declare.Keys):
     """What the result depends on, with the target and the texts."""
 

@@ -174,7 +174,7 @@ def test_keys_that_two_inner_rounds_share_are_noticed(shared, monkeypatch):
 
         monkeypatch.setattr(_inner_rounds, "_round", wrong)
     else:
-        monkeypatch.setattr(exact.Script, "inner", lambda self, index, same_target=False: self)
+        monkeypatch.setattr(exact._Script, "inner", lambda self, index, same_target=False: self)
     with pytest.raises(NoiseReused):
         exact.enumerated(target, drafter, CHAIN, params, [0, 1], 3, rounds=1)
 

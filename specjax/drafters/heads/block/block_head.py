@@ -97,7 +97,6 @@ def _rank_of(params: Params) -> int | None:
     return np.shape(params["markov"]["table"])[-1] if "markov" in params else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(StackedKeys):
     """The keys of ``block_head``."""
 
@@ -474,7 +473,6 @@ def _commit(
 State = tuple[Array, Array | None]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(DepthKeys):
     """The keys of the loss."""
 

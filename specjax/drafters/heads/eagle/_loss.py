@@ -18,7 +18,6 @@ what module k - 1 computed there, and its own slots up to t. The last one then c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -134,7 +133,6 @@ def _logits(
     return network.logits(params, fed.hidden), (fed.feature, (*state[1], block))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """The keys of the loss."""
 

@@ -57,7 +57,6 @@ LAYERS = 4
 PARALLEL = {"ce": 0.0, "teacher": 1.0, "keep": 0.8, "floor": 0.2}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(EagleKeys):
     """The keys of ``eagle3``."""
 

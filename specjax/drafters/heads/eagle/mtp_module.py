@@ -68,7 +68,6 @@ GAMMA = 3
 NORMED, RAW = "normed", "raw"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(NetworkKeys):
     """The keys of ``mtp_module``."""
 

@@ -17,7 +17,6 @@ fewer than all, as in the authors' code. There only the first row of a batch is 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -106,7 +105,6 @@ def glanced(
     return _depth_loss.first_free(free, rank * size + jnp.arange(size), count)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(declare.Keys):
     """The keys of the loss."""
 

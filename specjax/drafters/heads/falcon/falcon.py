@@ -15,7 +15,6 @@ probabilities are L1 with "chain", "recursive" and their variants.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -62,7 +61,6 @@ BLOCK = 2
 DEPTH = 6
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(NetworkKeys):
     """The keys of ``falcon``."""
 

@@ -7,7 +7,6 @@ from 0, predicts tokens[t+1+d]. Drafting and training call the same ``step``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -260,7 +259,6 @@ def _step_along(
     return heads.step(params, state, depth, newest)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossKeys(DepthKeys):
     """The keys of the loss of heads."""
 

@@ -12,7 +12,6 @@ Rules and lossless classes are those of ``medusa``. The paper's own recipe is
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -53,7 +52,6 @@ def _layer(params: Params) -> str:
     return LAYERS[params["down"]["kernel"].shape[1] != params["up"]["kernel"].shape[2]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``bpd``."""
 

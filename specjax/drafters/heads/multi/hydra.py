@@ -13,7 +13,6 @@ dropout of 0.2; both are left out.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +58,6 @@ RELEASED = {
 HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``hydra``."""
 

@@ -12,7 +12,6 @@ with its heads (Medusa-2, ``config.joint``) is another model: lossless then refe
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +54,6 @@ RELEASED = {
 HEADS, LAYERS = 4, 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``medusa``."""
 

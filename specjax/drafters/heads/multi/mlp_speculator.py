@@ -15,7 +15,6 @@ Rules and lossless classes are those of ``medusa``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +61,6 @@ def _tied(params: Params) -> bool:
     return len(params["emb"]) == 1 and "proj" in params
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``mlp_speculator``."""
 

@@ -13,7 +13,6 @@ target that was trained without them are trained beside it. Rules and lossless c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +51,6 @@ NAME = "mtp"
 HEADS = 3
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``mtp``."""
 

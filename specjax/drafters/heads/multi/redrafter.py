@@ -20,7 +20,6 @@ classes of ``medusa``. The paper's distillation is ``config.loss.teacher``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +57,6 @@ REFERENCE = "cheng2024recurrent"
 STEPS, LAYERS = 5, 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(HeadKeys):
     """The keys of ``redrafter``."""
 
