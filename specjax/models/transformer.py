@@ -67,9 +67,8 @@ class Block(nnx.Module):
         self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
         if self.pre:
             self.attention_norm = Norm(config, dtype)
-        self.attention = Attention(config, dtype, rngs, layer=layer)
-        if self.pre:
             self.mlp_norm = Norm(config, dtype)
+        self.attention = Attention(config, dtype, rngs, layer=layer)
         self.mlp = _feed_forward(config, dtype, rngs, layer)
         if self.post:
             self.attention_post_norm = Norm(config, dtype)
