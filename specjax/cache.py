@@ -28,6 +28,8 @@ class KVCache(struct.PyTreeNode):
     # i32[B], in a sparse view: the first slots that are in use of each layer without a window, in
     # any order; new tokens still have positions from ``length`` on. None: ``length``.
     held: jax.Array | None = None
+    # i32[B], of a decoder with an encoder: the first slots belong to its source. None: none do.
+    source: jax.Array | None = None
 
 
 class KVBlock(struct.PyTreeNode):
@@ -92,17 +94,10 @@ def zeros(
 ) -> KVCache:
     """An empty cache for texts of ``slots`` tokens; ``windows`` as in ``KVCache``."""
 
-    def one(window: int | None) -> jax.Array:
-        own = slots if window is None else min(slots, window)
-        return jnp.zeros((batch, heads, own, width), dtype)
-
     every = windows or (None,) * layers
-    return KVCache(
-        k=tuple(one(window) for window in every),
-        v=tuple(one(window) for window in every),
-        length=jnp.zeros((batch,), jnp.int32),
-        windows=windows,
-    )
+    sizes = [slots if window is None else min(slots, window) for window in every]
+    k, v = (tuple(jnp.zeros((batch, heads, own, width), dtype) for own in sizes) for _ in range(2))
+    return KVCache(k, v, jnp.zeros((batch,), jnp.int32), windows)
 
 
 def select(cache: KVCache, layers: tuple[int, ...]) -> KVCache:

@@ -159,8 +159,7 @@ def per_row(
             f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows"
         )
     rows = np.broadcast_to(array, (batch,))
-    bad = ~ok(rows)
-    if bad.any():
+    if (bad := ~ok(rows)).any():
         raise UserError(f"{name} is {rows[bad][0]:g}; it must be {right}")
     return rows
 

@@ -87,9 +87,7 @@ def feed(
 
     # A prompt of one token is pending: no token is fed.
     if size == 0:
-        _, parts = jax.eval_shape(
-            lambda cache: block(cache, jnp.zeros((batch, 1), jnp.int32), 0), cache
-        )
+        _, parts = jax.eval_shape(lambda: block(cache, jnp.zeros((batch, 1), jnp.int32), 0))
         hidden, taps = jax.tree.map(lambda x: jnp.zeros((batch, 0, *x.shape[2:]), x.dtype), parts)
         return Output(jnp.zeros((batch, 0, model.vocab_size)), hidden, taps), cache
     # The first tokens have nothing before them, so no slot is read.
@@ -132,9 +130,8 @@ def _read_source(
     def one(cache):
         token = jnp.take_along_axis(tokens, cache.length[:, None], 1, mode="clip")
         new, block = model.apply(params, token, cache)
-        return (new.hidden, new.taps), model.commit(
-            cache, block, (cache.length < count).astype(jnp.int32)
-        )
+        more = (cache.length < count).astype(jnp.int32)
+        return (new.hidden, new.taps), model.commit(cache, block, more)
 
     def written(carry):
         parts, cache = carry
@@ -271,15 +268,13 @@ def _check_prompt(
 ) -> None:
     """Raises UserError for lengths, limits and ids that do not fit, or a source without a start."""
     width, vocab = prompt.shape[1], target.vocab_size
-    wrong = (lengths < 1) | (lengths > width)
-    if wrong.any():
+    if (wrong := (lengths < 1) | (lengths > width)).any():
         row = int(np.argmax(wrong))
         raise UserError(f"prompt {row} has length {lengths[row]}; it must be in 1..{width}")
     if (limit > max_len).any():
         raise UserError(f"limit is {limit.max()}; it must be at most max_len, which is {max_len}")
     inside = np.arange(width) < lengths[:, None]
-    wrong = inside & ((prompt < 0) | (prompt >= vocab))
-    if wrong.any():
+    if (wrong := inside & ((prompt < 0) | (prompt >= vocab))).any():
         row, at = np.argwhere(wrong)[0]
         raise UserError(
             f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
@@ -288,8 +283,7 @@ def _check_prompt(
         return
     start = target.encoder.start
     begins = (prompt == start) & inside
-    wrong = ~begins.any(1) | begins[:, 0]
-    if wrong.any():
+    if (wrong := ~begins.any(1) | begins[:, 0]).any():
         raise UserError(
             f"prompt {int(np.argmax(wrong))} is no source text with the start token of the decoder "
             f"of {target.name} after it, {start}; LM.prompt makes it of a source text"

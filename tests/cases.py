@@ -24,7 +24,7 @@ from specjax.drafters.draft_models import draft_tree
 from specjax.drafters.draft_models import spire_model as spire
 from specjax.drafters.draft_models.spire_model import SpireConfig
 from specjax.models import lm
-from specjax.models.token_bytes import of_tokens
+from specjax.models.token_bytes import TokenBytes
 from specjax.testing.models import keyed, random_table, tabular, tiny, tiny_config, tiny_t5
 from specjax.testing.plain_cases import IRREGULAR, PROMPT, REPEATED, VOCAB, Case, deep
 from specjax.types import LM, Drafter, ModelParams, Params
@@ -154,7 +154,7 @@ def draft_tokens(vocab: int, last: bytes = b"?") -> tuple[bytes, ...]:
 
 def spelled(model: LM, texts: tuple[bytes, ...]) -> LM:
     """The model with this text for each token."""
-    return model._replace(token_bytes=of_tokens(repr(texts), texts))
+    return model._replace(token_bytes=TokenBytes(repr(texts), texts))
 
 
 def _other_vocabulary(vocabulary: str, **keys: Any) -> Callable[[Models], Drafter]:

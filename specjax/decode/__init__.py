@@ -230,9 +230,8 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         maps, vocab = state.sampling.maps, target.vocab_size
         text = logit_maps.read(maps, state.tokens, state.length, vocab)
         logits = logit_maps.mapped(maps, text, out.logits)
-        keys = RowKeys(state.keys, state.round, state.length).at_position(
-            jnp.zeros((1,), jnp.int32)
-        )
+        next_one = jnp.zeros((1,), jnp.int32)
+        keys = RowKeys(state.keys, state.round, state.length).at_position(next_one)
         token = jax.lax.cond(
             jnp.all(state.sampling.greedy | state.done),
             lambda: sampling_lib.argmax(logits),

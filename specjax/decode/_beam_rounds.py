@@ -114,7 +114,7 @@ def step(
     if models[1] is not None:
         nodes, drafted, sound = _propose(sizes, models[1], params.draft, caches[1], now, rules)
     every = [jnp.concatenate(each, 1) for each in (nodes.tokens, nodes.roots, nodes.inside)]
-    visible = jnp.concatenate([_of(now.front.before, every[1]), every[2]], 2)
+    visible = jnp.concatenate([hypotheses.of(now.front.before, every[1]), every[2]], 2)
     depth = [jnp.full(count, level) for level, count in enumerate(sizes.levels)]
     layout = tree.Layout(visible, _depths(sizes, now.own.steps, depth))
     out, block = models[0].apply(params.target, every[0], caches[0], layout, now.grown)
@@ -156,11 +156,11 @@ def _decide(
     for level in range(sizes.gamma + 1):
         chosen.append(sizes.first(level) + node)
         scored = logits[:, sizes.first(level) : sizes.first(level + 1)]
-        own_logits = _of(scored, node)
+        own_logits = hypotheses.of(scored, node)
         bad = live & ~jnp.isfinite(own_logits.max(-1)).all(-1)
         own, parent, token = hypotheses.step(now.own, _log_softmax(own_logits), rules)
         here = jnp.arange(sizes.places) == (now.own.steps[:, None] * beams + parent)[..., None]
-        front = Front(token, _of(now.front.before, parent) | here)
+        front = Front(token, hypotheses.of(now.front.before, parent) | here)
         last = None if now.last is None else now.front
         after = now.replace(own=own, front=front, last=last)
         now = _where(live & ~bad, after, now)
@@ -169,7 +169,7 @@ def _decide(
             own=now.own.replace(done=now.own.done | bad),
         )
         if level < sizes.gamma:
-            same = nodes.parents[level + 1][:, None] == _of(node, parent)[..., None]
+            same = nodes.parents[level + 1][:, None] == hypotheses.of(node, parent)[..., None]
             same &= nodes.tokens[level + 1][:, None] == token[..., None]
             node = jnp.argmax(same, -1)
             live &= same.any(-1).all(-1) & ~now.own.done
@@ -223,7 +223,7 @@ def _propose(
         scores, place = sampling.top(logprobs, sizes.drafted)
         _extend(sizes, nodes, place // vocab, place % vocab)
         inside = nodes.inside[-1][:, :, : sizes.first(level + 1)]
-        visible = jnp.concatenate([_of(prefix, nodes.roots[-1]), inside], 2)
+        visible = jnp.concatenate([hypotheses.of(prefix, nodes.roots[-1]), inside], 2)
         tokens = nodes.tokens[-1]
         depth = [*depth, jnp.full(sizes.drafted, level)]
     drafted = fed.rest if isinstance(fed, GrownBlock) else _from(fed, beams + sizes.places)
@@ -245,8 +245,8 @@ def _extend(sizes: Sizes, nodes: Nodes, parent: jax.Array, token: jax.Array) -> 
     itself = jnp.arange(sizes.first(sizes.gamma + 1)) == own[:, None]
     nodes.tokens.append(token)
     nodes.parents.append(parent)
-    nodes.roots.append(_of(nodes.roots[-1], parent))
-    nodes.inside.append(_of(nodes.inside[-1], parent) | itself)
+    nodes.roots.append(hypotheses.of(nodes.roots[-1], parent))
+    nodes.inside.append(hypotheses.of(nodes.inside[-1], parent) | itself)
 
 
 def _depths(sizes: Sizes, steps: jax.Array, new: list[jax.Array], lead: int = 0) -> jax.Array:
@@ -258,11 +258,6 @@ def _depths(sizes: Sizes, steps: jax.Array, new: list[jax.Array], lead: int = 0)
 
 def _log_softmax(logits: jax.Array) -> jax.Array:
     return jax.nn.log_softmax(logits.astype(sampling.dtype_of(logits)), -1)
-
-
-def _of(rows: jax.Array, which: jax.Array) -> jax.Array:
-    """[B,n,...]: the rows [B,m,...] of these numbers i32[B,n]."""
-    return jnp.take_along_axis(rows, which.reshape(*which.shape, *[1] * (rows.ndim - 2)), 1)
 
 
 def _where(rows: jax.Array, new: Search, old: Search) -> Search:

@@ -91,14 +91,14 @@ def step(
     scores = (logprobs + own.scores[..., None]).reshape(batch, beams * vocab)
     scores, place = sampling.top(scores, kept)
     parent, token = place // vocab, place % vocab
-    tokens = jnp.take_along_axis(own.tokens, parent[..., None], 1)
+    tokens = of(own.tokens, parent)
     here = jnp.arange(most) == own.steps[:, None, None]
     tokens = jnp.where(here, token[..., None], tokens)
     count = own.steps + 1
     ends = (token[..., None] == rules.stop).any(-1) | (count == most)[:, None]
     # The beams that go on.
     running, first = sampling.top(jnp.where(ends, scores + NONE, scores), beams)
-    after = own.replace(tokens=_of(tokens, first), scores=running, steps=count)
+    after = own.replace(tokens=of(tokens, first), scores=running, steps=count)
     after = _finish(after, tokens, scores, ends & (jnp.arange(kept) < beams), rules)
     # Whether a beam could still become better than a finished hypothesis.
     best = running[:, 0] / rules.best_divisor[count].astype(running.dtype)
@@ -118,11 +118,12 @@ def _finish(
     best, which = sampling.top(scores, own.scores.shape[1])
     every = jnp.concatenate([own.finished, ends], 1)
     return own.replace(
-        ended=_of(jnp.concatenate([own.ended, tokens], 1), which),
+        ended=of(jnp.concatenate([own.ended, tokens], 1), which),
         ended_scores=best,
         finished=jnp.take_along_axis(every, which, 1),
     )
 
 
-def _of(tokens: jax.Array, which: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(tokens, which[..., None], 1)
+def of(rows: jax.Array, which: jax.Array) -> jax.Array:
+    """[B,n,...]: the rows [B,m,...] of these numbers i32[B,n]."""
+    return jnp.take_along_axis(rows, which.reshape(*which.shape, *[1] * (rows.ndim - 2)), 1)

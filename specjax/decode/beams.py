@@ -28,10 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import outcome, sampling
-from specjax.checks import number, whole
+from specjax.checks import counts, number, whole
 from specjax.decode import _beam_rounds as rounds
 from specjax.decode import _hypotheses as hypotheses
-from specjax.decode._beam_rounds import Search, Sizes
+from specjax.decode._beam_rounds import Sizes
 from specjax.errors import UserError
 from specjax.outcome import EosId
 from specjax.prompt import check_prefill, feed
@@ -129,8 +129,7 @@ def beam_search(
 
 
 def _check(target: LM, beams: int, most: int, returned: int, stop: np.ndarray) -> None:
-    whole("max_new_tokens", most, 1)
-    whole("returned", returned, 1)
+    counts(max_new_tokens=most, returned=returned)
     if whole("beams", beams, 1) == 1:
         raise UserError("beams is 1, which is greedy decoding; take generate, or at least 2 beams")
     if returned > beams:
@@ -189,13 +188,8 @@ def _beam_search(
     now = hypotheses.start(batch, sizes.beams, sizes.most, dtype)
     now = rounds.start(sizes, models, now, pending[:, 0], blocks)
 
-    def running(now: Search) -> jax.Array:
-        return ~now.own.done.all()
-
-    def step(now: Search) -> Search:
-        return rounds.step(sizes, models, params, caches, now, rules)
-
-    now = jax.lax.while_loop(running, step, now)
+    step = functools.partial(rounds.step, sizes, models, params, caches, rules=rules)
+    now = jax.lax.while_loop(lambda now: ~now.own.done.all(), step, now)
     ended = now.own.ended[:, :returned]
     length = (ended >= 0).sum(-1).astype(jnp.int32)
     scores = now.own.ended_scores[:, :returned]

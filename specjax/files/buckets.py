@@ -55,11 +55,9 @@ def local(name: str | os.PathLike) -> Path:
         store, root = _store(text)
         if store.isfile(root):
             folder, _, last = text.rpartition("/")
-            there = {last: _fact(store.info(root))}
-            _fetch(
-                store, root.rpartition("/")[0], there, copy_of(folder), lambda name: name == last
-            )
-            return copy_of(folder) / last
+            there, copy = {last: _fact(store.info(root))}, copy_of(folder)
+            _fetch(store, root.rpartition("/")[0], there, copy, lambda name: name == last)
+            return copy / last
         if (copy := copy_of(text)) in _workdirs:
             return copy
         there = {name: x for name, x in _listed(store, root).items() if _is_small(name)}
@@ -141,11 +139,10 @@ def _held(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return [stat.st_size, stat.st_mtime_ns]
+        return [stat.st_size, stat.st_mtime_ns]
+    return None
 
 
 def _listed(store: Any, root: str) -> dict[str, str]:

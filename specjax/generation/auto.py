@@ -12,6 +12,7 @@ texts are not. Lossy methods are not kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -272,10 +273,9 @@ def keep(
             raise OSError(0, "a controller's keys cannot name it; set SPECJAX_CACHE")
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = [_choice(file, rows, sampled, *each) for each in models.items() if each[1]]
-        replaced = {(each.rows, each.sampled, each.draft) for each in fresh}
-        kept = _read(file)
-        kept = [each for each in kept if (each.rows, each.sampled, each.draft) not in replaced]
-        write_json(file, [each._asdict() for each in (*kept, *fresh)])
+        every = (*_read(file), *fresh)
+        kept = {(each.rows, each.sampled, each.draft): each for each in every}
+        write_json(file, [each._asdict() for each in kept.values()])
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
     return max(fresh, key=lambda each: (bool(each.draft), each.speedup))
@@ -304,13 +304,12 @@ def _exists(choice: Choice) -> bool:
     keys = dict(choice.drafter)
     if _needs_model(keys["name"]):
         keys["model"] = choice.draft
-    try:
+    with contextlib.suppress(UserError, OSError):
         drafters.check(**keys)
         control.parse(keys.get("control") or "")
         rules.load(choice.accept or "match")
-    except (UserError, OSError):
-        return False
-    return True
+        return True
+    return False
 
 
 def file_of(target: str | os.PathLike) -> Path:
@@ -386,7 +385,6 @@ def _lasting(key: str, value: Any) -> Any:
 
 def _read(file: Path) -> list[Choice]:
     """The choices in a file; none if it is missing, or of another version."""
-    try:
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return [Choice(**each) for each in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
+    return []

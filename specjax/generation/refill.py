@@ -37,16 +37,6 @@ class Finished(NamedTuple):
     rounds: int  # of its row, until it was finished
 
 
-class _Setup(NamedTuple):
-    """What all rows share."""
-
-    target: LM
-    drafter: Drafter
-    accept: Accept
-    width: int  # of the packed prompts
-    prefill: Callable[..., DecodeState]  # of ``make_prefill``
-
-
 def decode_all(
     target: LM,
     drafter: Drafter,
@@ -86,9 +76,7 @@ def decode_all(
             f"the batch size is {batch_size} and there are {len(prompts)} prompts; lower it"
         )
     packed, lengths = decode.pack_prompts(prompts)
-    width = packed.shape[1]
-    prefill = make_prefill(target, drafter, width + max(limits))
-    setup = _Setup(target, drafter, accept, width, prefill)
+    prefill = make_prefill(target, drafter, packed.shape[1] + max(limits))
     stop = outcome.stop_ids(eos_id)
 
     def read(numbers: list[int]) -> DecodeState:
@@ -99,13 +87,15 @@ def decode_all(
         keys = rng.row_keys(seed, numbers)
         return prefill(params, packed[chosen], lengths[chosen], limit, keys, sampling)
 
-    return _answers(setup, params, read, lengths, batch_size, segment, stop)
+    pair = (target, drafter, accept, params)
+    return _answers(pair, prefill, read, packed, lengths, batch_size, segment, stop)
 
 
 def _answers(
-    setup: _Setup,
-    params: ModelParams,
-    read: Any,
+    pair: tuple[LM, Drafter, Accept, ModelParams],
+    prefill: Callable[..., DecodeState],
+    read: Callable[[list[int]], DecodeState],
+    packed: jax.Array,
     lengths: jax.Array,
     batch_size: int,
     segment: int,
@@ -116,14 +106,12 @@ def _answers(
     state = read(rows)
     # Each row counts its own rounds.
     state = state.replace(round=jnp.zeros((batch_size,), jnp.int32))
-    prompt = jnp.zeros((batch_size, setup.width), jnp.int32)
-    arrays = (prompt, state.length, state.limit, state.keys, state.sampling)
+    arrays = (packed, state.length, state.limit, state.keys, state.sampling)
     why = "its rows cannot be replaced one by one"
-    axes = states.row_axes(setup.drafter, setup.prefill, params, arrays, why)[0]
+    axes = states.row_axes(pair[1], prefill, pair[3], arrays, why)[0]
     waiting = iter(range(batch_size, len(lengths)))
     rounds, sizes = np.zeros(batch_size, int), np.asarray(lengths)
     while any(row >= 0 for row in rows):
-        pair = (setup.target, setup.drafter, setup.accept, params)
         state, records = decode.generate(*pair, state, max_steps=segment, eos_id=stop)
         decode.check(state)
         rounds += ((np.asarray(records.emitted) > 0) | (np.asarray(records.drafted) > 0)).sum(0)

@@ -37,9 +37,8 @@ class Cut(NamedTuple):
 
 def check(stop: str | Sequence[str]) -> tuple[str, ...]:
     """The stop strings. Raises UserError for one that is empty or no text."""
-    stops: tuple = (stop,)
-    if isinstance(stop, Sequence) and not isinstance(stop, str):
-        stops = tuple(stop)
+    several = isinstance(stop, Sequence) and not isinstance(stop, str)
+    stops: tuple = tuple(stop) if several else (stop,)
     for each in stops:
         if not isinstance(each, str) or not each:
             raise UserError(f"a stop string is {each!r}; it must be a text that is not empty")
@@ -72,7 +71,7 @@ class Row:
     def __init__(self, prompt: list[int], decode: Decode, stops: tuple[str, ...]):
         self._decode, self._stops = decode, stops
         self._before, self._waiting = prompt, []
-        self._pieces: list[str] = []  # the text that each token adds
+        self.pieces: list[str] = []  # the text that each token adds; only whole characters
         self._text = ""
         self._found: tuple[int, int] | None = None
 
@@ -90,14 +89,9 @@ class Row:
         self._found = find(known, self._stops, len(self._text))
         if self._found is not None or last or not new.endswith(PART):
             self._before = self._before + self._waiting
-            self._pieces, self._text = self._pieces + pieces, self._text + new
+            self.pieces, self._text = self.pieces + pieces, self._text + new
             self._waiting = []
         return self._found is not None
-
-    @property
-    def pieces(self) -> list[str]:
-        """The text that each token adds, without tokens of a character that is not complete."""
-        return self._pieces
 
     @property
     def settled(self) -> str:
@@ -110,9 +104,9 @@ class Row:
     def cut(self) -> Cut:
         """The text so far."""
         if self._found is None:
-            return Cut(self._text, len(self._pieces), None)
+            return Cut(self._text, len(self.pieces), None)
         begin, end = self._found
-        ends = np.cumsum([len(piece) for piece in self._pieces])
+        ends = np.cumsum([len(piece) for piece in self.pieces])
         return Cut(self._text[:begin], int(np.searchsorted(ends, end)) + 1, self._text[begin:end])
 
 

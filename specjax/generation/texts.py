@@ -328,8 +328,7 @@ def _decode(
         eos_id=run.eos,
     )
     counts = metrics.count(records, [i < count for i in range(len(rows))], method.drafter.longest)
-    completions = _completions(run, rows[:count], state, cuts)
-    return completions, counts
+    return _completions(run, rows[:count], state, cuts), counts
 
 
 def _begin(
@@ -405,9 +404,7 @@ def _several(prompts: Any) -> list:
     prompts = list(prompts)
     if not prompts:
         raise UserError("there is no prompt; give at least one")
-    first = prompts[0]
-    one = isinstance(first, Mapping | int | np.integer)
-    return [prompts] if one else prompts
+    return [prompts] if isinstance(prompts[0], Mapping | int | np.integer) else prompts
 
 
 def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:

@@ -69,7 +69,7 @@ def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0
     """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
     if layout is None:
         layout = tree.chain_layout(cache.length.shape[0], new, fed)
-    return Past(cache.length, layout, cache.held)
+    return Past(cache.length, layout, cache.held, cache.source)
 
 
 def stored(cache: KVCache, block: KVBlock | GrownBlock | None, layer: int) -> Stored:

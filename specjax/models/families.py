@@ -278,9 +278,8 @@ FAMILIES = {
 def shape(family: str, **fields: Any) -> TransformerConfig:
     """A decoder of a family: its switches and ``fields`` (the sizes, and other values)."""
     row = FAMILIES[family]
-    own: dict[str, Any] = row.switches | {
-        "activation": ACTIVATIONS[row.defaults.get("activation", "silu")]
-    }
+    activation = ACTIVATIONS[row.defaults.get("activation", "silu")]
+    own: dict[str, Any] = row.switches | {"activation": activation}
     if row.scaled:
         own["embedding_scale"] = math.sqrt(fields["hidden_size"])
     return TransformerConfig(family=family, **own | fields)

@@ -22,7 +22,7 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import lm, memory, t5_config
-from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids
+from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, translated
 from specjax.models.hf_config import read_json as read_json
 from specjax.models.hf_tokenizer import fingerprint as fingerprint
 from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
@@ -209,7 +209,7 @@ def token_bytes(path: Path, tokenizer: Tokenizer) -> TokenBytes:
     Raises UserError for ids that begin or end a text and are no ids.
     """
     raw = read_config(path)
-    first, ends = (_translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
+    first, ends = (translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
     ends = _of_generation(path, eos_ids, ends)
     return TokenBytes(fingerprint(tokenizer), tokenizer, first, ends)
 
@@ -222,8 +222,8 @@ def _config(path: Path) -> TransformerConfig:
     names none, there are none.
     """
     if gguf_file.is_gguf(path):
-        return _translated(path, read_config(path), config_from_hf)
-    config = _translated(path / "config.json", read_config(path), config_from_hf)
+        return translated(path, read_config(path), config_from_hf)
+    config = translated(path / "config.json", read_config(path), config_from_hf)
     # Chat models name the token that ends a turn only in this file.
     eos = _of_generation(path, eos_ids, config.eos_token_id)
     config = dataclasses.replace(config, eos_token_id=eos)
@@ -240,15 +240,7 @@ def _config(path: Path) -> TransformerConfig:
 def _of_generation(path: Path, translate: Callable[[dict], Any], default: Any) -> Any:
     """``translate`` of generation_config.json; ``default`` where there is none."""
     file = path / "generation_config.json"
-    return _translated(file, read_json(file), translate) if file.is_file() else default
-
-
-def _translated(file: Path, raw: dict, translate: Callable[[dict], Any]) -> Any:
-    """``translate`` of the JSON object in a file. Raises UserError that names the file."""
-    try:
-        return translate(raw)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+    return translated(file, read_json(file), translate) if file.is_file() else default
 
 
 class Origin(NamedTuple):
@@ -266,6 +258,7 @@ def origin(directory: str | os.PathLike) -> Origin:
     if gguf_file.is_gguf(path) and path.is_file():
         return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
     if (snapshot := hub.snapshot_of(path)) is not None:
-        return Origin(snapshot.name, "hub", snapshot.commit, ())
+        name, commit = snapshot
+        return Origin(name, "hub", commit, ())
     # A run keeps its model in the folder "model".
     return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, ())

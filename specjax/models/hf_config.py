@@ -7,9 +7,11 @@ A setting that the decoder does not support raises a UserError that names the ke
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.models import rope_config, t5_config
 from specjax.models.config_values import check_read, value_of
@@ -69,6 +71,14 @@ def read_json(path: Path) -> dict:
         ) from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
+
+
+def translated(where: object, raw: dict, translate: Callable[[dict], Any]) -> Any:
+    """``translate`` of a JSON object. Raises UserError, which begins with ``where`` it is."""
+    try:
+        return translate(raw)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def config_from_hf(raw: dict) -> TransformerConfig:
@@ -233,8 +243,8 @@ def _text_model(raw: dict) -> dict:
 def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
     kind, given = raw.get("model_type"), raw.get("architectures") or []
-    for value, whole in ((kind, [kind]), (given, given)):
-        if not isinstance(whole, list) or any(not isinstance(each, str) for each in whole if each):
+    for value, names in ((kind, [kind]), (given, given)):
+        if not isinstance(names, list) or any(not isinstance(each, str) for each in names if each):
             raise UserError(
                 f"model_type and architectures must be a name and a list of names, not {value!r}"
             )
@@ -354,9 +364,7 @@ def _default_kinds(raw: dict, family: Family, layers: int, unrotated: tuple[int,
         sliding = set(range(layers))
     elif family.windows == "after":
         first = raw.get("max_window_layers")
-        first = 28 if first is None else first
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise UserError(f"max_window_layers is {first!r}; it must be a whole number >= 0")
+        first = whole("max_window_layers", 28 if first is None else first, 0)
         sliding = set(range(first, layers))
     elif family.windows == "unrotated":
         sliding = set(unrotated)
@@ -388,8 +396,8 @@ def _unrotated(raw: dict, family: Family, layers: int) -> tuple[int, ...]:
     if rotated is None:
         every = value_of(raw, "no_rope_layer_interval", int, _INTERVAL)
         rotated = [int((i + 1) % every != 0) for i in range(layers)]
-    whole = isinstance(rotated, list) and len(rotated) >= layers
-    if not whole or any(value not in (0, 1) for value in rotated):
+    complete = isinstance(rotated, list) and len(rotated) >= layers
+    if not complete or any(value not in (0, 1) for value in rotated):
         raise UserError(f"no_rope_layers must be a list of {layers} numbers 0 or 1, one per layer")
     return tuple(i for i, value in enumerate(rotated[:layers]) if not value)
 

@@ -199,13 +199,11 @@ def _to_write(stored: Stored, leaves: Mapping[tuple, Any]) -> Tensor:
 
 
 def _check_names(path: Path, layout: Collection[str], names: Collection[str]) -> None:
-    missing = [name for name in layout if name not in names]
-    if missing:
+    if missing := [name for name in layout if name not in names]:
         raise UserError(
             f"{path} lacks {len(missing)} of {len(layout)} tensors, first {missing[0]}; {_MISMATCH}"
         )
-    extra = [name for name in names if name not in layout]
-    if extra:
+    if extra := [name for name in names if name not in layout]:
         raise UserError(f"{path} has {len(extra)} tensors too many, first {extra[0]}; {_MISMATCH}")
 
 

@@ -19,7 +19,7 @@ from specjax import tree
 from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.models.layers import Module
-from specjax.models.t5 import T5, SourceCache
+from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Transformer
 from specjax.models.transformer_config import TransformerConfig
@@ -129,9 +129,8 @@ class _Static(NamedTuple):
 def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> kv.KVCache:
     heads, width = config.num_kv_heads, config.head_dim
     empty = kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
-    if not isinstance(config, T5Config):
-        return empty
-    return SourceCache(empty.k, empty.v, empty.length, source=jnp.zeros_like(empty.length))
+    source = jnp.zeros_like(empty.length) if isinstance(config, T5Config) else None
+    return empty.replace(source=source)
 
 
 def _call(part: str, config: TransformerConfig, dtype: np.dtype, params: dict, *values: Any) -> Any:
@@ -151,7 +150,7 @@ def _start_of(config: T5Config) -> int:
     return start
 
 
-def _read(static: _Static, params, tokens: jax.Array, count: jax.Array, cache: SourceCache):
+def _read(static: _Static, params, tokens: jax.Array, count: jax.Array, cache: kv.KVCache):
     """``Encoder.read``: the keys and values of the source become the first slots of the cache."""
     memory, block = static.module(params).read(tokens, count, static.remat)
     filled: Any = kv.commit(cache, block, count)
@@ -164,8 +163,8 @@ def _extended(static: _Static, pair, tokens: jax.Array, cache, layout=None, bloc
     (params, rows), part = pair, static.part
     module = static.module(params)
     cache = cache if part is None else kv.select(cache, part.attention)
-    more = {} if isinstance(static.config, T5Config) else {"part": part, "rows": rows}
-    hidden, tapped, new = module(tokens, cache, layout, block, static.taps, static.remat, **more)
+    settings = (static.taps, static.remat, part)
+    hidden, tapped, new = module(tokens, cache, layout, block, *settings, rows=rows)
     return Output(module.logits(hidden), hidden, tapped), new
 
 

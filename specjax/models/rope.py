@@ -89,15 +89,13 @@ def frequencies(rope: Rope) -> jax.Array:
 
 
 def _llama3(inverse: jax.Array, scaling: RopeScaling) -> jax.Array:
-    wavelength = 2 * math.pi / inverse
-    low = scaling.original_max_positions / scaling.low_freq_factor
-    high = scaling.original_max_positions / scaling.high_freq_factor
-    smooth = (scaling.original_max_positions / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
+    wavelength, original = 2 * math.pi / inverse, scaling.original_max_positions
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (original / wavelength - low) / (high - low)
+    far, near = original / low, original / high
     between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
     return jnp.where(
-        wavelength > low, inverse / scaling.factor, jnp.where(wavelength < high, inverse, between)
+        wavelength > far, inverse / scaling.factor, jnp.where(wavelength < near, inverse, between)
     )
 
 

@@ -210,9 +210,8 @@ def write(rope: Rope | dict[str, Rope], head_dim: int) -> dict[str, Any]:
     raw: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": None}
     if rope.dim != head_dim:
         share = rope.dim / head_dim
-        raw["partial_rotary_factor"] = (
-            share if int(head_dim * share) == rope.dim else math.nextafter(share, 1.0)
-        )
+        exact = int(head_dim * share) == rope.dim
+        raw["partial_rotary_factor"] = share if exact else math.nextafter(share, 1.0)
     if rope.scaling is not None:
         kind = rope.scaling.kind
         scaling: dict[str, Any] = {"rope_type": kind}

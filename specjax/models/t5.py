@@ -16,6 +16,8 @@ Source: T5 (1910.10683), and the modules of transformers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +26,10 @@ from flax import nnx
 
 from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
-from specjax.models.attention import Past, Scores, Stored, attend, past, stored
+from specjax.models.attention import Past, Scores, Stored, attend
 from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Mlp, Transformer
-from specjax.tree import Layout
-
-
-class SourceCache(KVCache):
-    """A ``KVCache`` whose first slots belong to a source."""
-
-    source: jax.Array | None = None  # i32[B] how many
 
 
 def buckets(config: T5Config, both_ways: bool) -> np.ndarray:
@@ -167,7 +162,7 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = Norm(config, dtype)
         self.mlp = Mlp(config, dtype, rngs)
 
-    def __call__(self, x, view: Past, before: Stored, biases):
+    def __call__(self, x, biases, view: Past, before: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
         attended, k, v = self.attention.after(self.attention_norm(x), view, before, biases)
         x = x + attended
@@ -179,10 +174,9 @@ class DecoderLayer(nnx.Module):
 class T5(Transformer):
     """The model; ``dtype`` is that of parameters and activations, logits are float32."""
 
-    def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
-        self.config = config
-        kw = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs, "embedding_init": init()}
-        self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
+    config: T5Config
+
+    def _add_layers(self, config: T5Config, dtype, rngs: nnx.Rngs) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         count = config.encoder_layers
         self.source_bias = RelativeBias(config, dtype, rngs, both_ways=True)
         self.source_layers = nnx.List([EncoderLayer(config, dtype, rngs) for _ in range(count)])
@@ -190,10 +184,6 @@ class T5(Transformer):
         count = config.num_layers
         self.bias = RelativeBias(config, dtype, rngs, both_ways=False)
         self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(count)])
-        self.norm = Norm(config, dtype)
-        if not config.tie_embeddings:
-            kw = linear_options(False, dtype, rngs)
-            self.head = Linear(config.hidden_size, config.vocab_size, **kw)
 
     def read(
         self, tokens: jax.Array, count: jax.Array, remat: bool = False
@@ -209,19 +199,12 @@ class T5(Transformer):
         k, v = zip(*(layer.cross.keys(memory) for layer in self.layers), strict=True)
         return memory, KVBlock(k, v, memory[..., 0].astype(jnp.float32))
 
-    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        tokens: jax.Array,
-        cache: SourceCache,
-        layout: Layout | None = None,
-        block: KVBlock | None = None,
-        taps: tuple[int, ...] = (),
-        remat: bool = False,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
-        """The decoder: tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values).
+    def _inputs(
+        self, tokens: jax.Array, view: Past, cache: KVCache, rows, start
+    ) -> tuple[jax.Array, Sequence[Any]]:
+        """The embeddings, and for each layer the biases of its scores.
 
-        The arguments are those of ``types.LM.apply``. Raises UserError for a cache without slots,
-        which has no source.
+        Raises UserError for a cache without slots, which has no source.
         """
         slots = cache.k[0].shape[2]
         if not slots:
@@ -229,23 +212,12 @@ class T5(Transformer):
                 "an encoder-decoder model reads its source before it writes, and a text without a "
                 "source is to be scored; give the text to models.lm.forward, or take a decoder"
             )
-        fed = 0 if block is None else block.size
-        view = past(cache, tokens.shape[1], layout, fed)._replace(source=cache.source)
         own, depth = view.positions, view.length[:, None] + view.layout.depth
         biases = (
             self.bias(own[:, :, None] - depth[:, None]),
             self.bias(own[:, :, None] - jnp.arange(slots)),
         )
-        x, keys, values, tapped = self.embedded(tokens), [], [], {}
-        for index, layer in enumerate(self.layers):
-            call = jax.checkpoint(layer.__call__) if remat else layer.__call__
-            x, k, v = call(x, view, stored(cache, block, index), biases)
-            keys.append(k)
-            values.append(v)
-            tapped[index] = x
-        hidden = self.norm(x)
-        new = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
-        return hidden, tuple(tapped[i] for i in taps), new
+        return self.embedded(tokens), [biases] * self.config.num_layers
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""

@@ -26,6 +26,8 @@ _KEYS: dict[str, tuple[str, type, Any]] = {
     "head_dim": ("d_kv", int, None),
     "buckets": ("relative_attention_num_buckets", int, 32),
     "max_distance": ("relative_attention_max_distance", int, 128),
+    "encoder_layers": ("num_layers", int, None),
+    "norm_eps": ("layer_norm_epsilon", float, 1e-6),
 }
 _TOKENS = {
     "start_token_id": "decoder_start_token_id",
@@ -103,8 +105,6 @@ def read(raw: dict, eos: tuple[int, ...]) -> T5Config:
     if raw.get("is_encoder_decoder") is False:
         raise UserError("is_encoder_decoder is false; a T5 model needs both of its parts")
     values: dict[str, Any] = {field: value_of(raw, *row) for field, row in _KEYS.items()}
-    values["encoder_layers"] = value_of(raw, "num_layers")
-    values["norm_eps"] = value_of(raw, "layer_norm_epsilon", float, 1e-6)
     values["num_layers"] = value_of(raw, "num_decoder_layers", int, values["encoder_layers"])
     values["gated"], values["activation"] = _feed_forward(raw)
     # transformers 4 writes one key for a tied head and scaled logits. transformers 5 writes true
@@ -168,9 +168,7 @@ def write(config: T5Config) -> dict:
     eos = config.eos_token_id
     raw |= {
         "is_encoder_decoder": True,
-        "num_layers": config.encoder_layers,
         "num_decoder_layers": config.num_layers,
-        "layer_norm_epsilon": config.norm_eps,
         "feed_forward_proj": _feed_forward_name(config),
         "tie_word_embeddings": config.tie_embeddings,
         **{key: getattr(config, field) for field, key in _TOKENS.items()},

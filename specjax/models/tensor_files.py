@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+
+from specjax import sharding
 
 # In the order of the library: the tensors of a file are sorted by dtype, the last one first, then
 # by name.
@@ -53,11 +54,9 @@ def gather(value: Any) -> np.ndarray:
     The result is released as soon as the caller drops it: ``np.asarray`` of a ``jax.Array`` stays
     in memory as long as that array.
     """
-    if not isinstance(value, jax.Array):
-        return np.asarray(value)
-    if value.is_fully_addressable or value.is_fully_replicated:
+    if isinstance(value, jax.Array) and (value.is_fully_addressable or value.is_fully_replicated):
         return np.asarray(jnp.copy(value))
-    return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+    return sharding.fetch(value)
 
 
 def write(file: Path | None, tensors: Mapping[str, Tensor]) -> None:

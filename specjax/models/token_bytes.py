@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -20,6 +19,12 @@ from specjax.errors import UserError
 
 MARKER = "▁"  # of a space, in the style of SentencePiece
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Byte -> its character in byte-level vocabularies (GPT-2): itself, or one from number 256 on.
+_SHOWN = {*range(33, 127), *range(161, 173), *range(174, 256)}
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+_CHARACTERS = {byte: chr(byte) for byte in _SHOWN}
+_CHARACTERS |= {byte: chr(256 + i) for i, byte in enumerate(_HIDDEN)}
+_BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +114,7 @@ class _Style:
     def read(self, token: str) -> bytes:
         """The bytes of a token."""
         if self.byte_level:
-            known = _bytes_of()
-            return b"".join(bytes([known[c]]) if c in known else c.encode() for c in token)
+            return b"".join(bytes([_BYTES[c]]) if c in _BYTES else c.encode() for c in token)
         if self.fallback and (match := _FALLBACK.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return (token.replace(MARKER, " ") if self.marker else token).encode()
@@ -118,7 +122,7 @@ class _Style:
     def write(self, data: bytes) -> str | None:
         """The string in which the tokenizer's model looks for tokens; None: no such string."""
         if self.byte_level:
-            return "".join(_characters()[byte] for byte in data)
+            return "".join(_CHARACTERS[byte] for byte in data)
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -146,11 +150,6 @@ def fewest(data: bytes, ids: dict[bytes, int]) -> list[int]:
             result.append(ids[data[at : at + first[at]]])
         at += first[at] or 1
     return result
-
-
-def of_tokens(name: str, tokens: Sequence[bytes | None]) -> TokenBytes:
-    """A vocabulary that is given by its bytes."""
-    return TokenBytes(name, tuple(tokens))
 
 
 def _style_of(raw: dict[str, Any]) -> _Style:
@@ -185,18 +184,3 @@ def _parts(value: Any):
         yield value
         for key in ("normalizers", "pretokenizers", "decoders"):
             yield from _parts(value.get(key))
-
-
-@functools.cache
-def _characters() -> dict[int, str]:
-    """Byte -> its character in byte-level vocabularies (GPT-2)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {
-        byte: chr(256 + i) for i, byte in enumerate(hidden)
-    }
-
-
-@functools.cache
-def _bytes_of() -> dict[str, int]:
-    return {character: byte for byte, character in _characters().items()}

@@ -73,10 +73,8 @@ def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
             start = file.read(4)
             if not start.startswith(b"PK"):
                 old = start.startswith(b"\x80")
-                problem = (
-                    "is in the format before PyTorch 1.6" if old else "is no PyTorch checkpoint"
-                )
-                raise UserError(f"{path} {problem}; convert it to safetensors")
+                kind = "in the format before PyTorch 1.6" if old else "no PyTorch checkpoint"
+                raise UserError(f"{path} is {kind}; convert it to safetensors")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with zipfile.ZipFile(path) as archive:
             return _flatten(path, _Reader(_Archive(path, mapped, archive)).load())

@@ -12,6 +12,9 @@ GPT-NeoX's parallel residual (2204.06745), OLMo 2's norms (2501.00656), Gemma 2 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +25,6 @@ from specjax.cache import KVBlock, KVCache, Queries
 from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
 from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
-from specjax.models.rope import Rope
 from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.tree import Layout
 from specjax.types import Sublayers
@@ -66,9 +68,8 @@ class Block(nnx.Module):
         self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
         if self.pre:
             self.attention_norm = Norm(config, dtype)
-        self.attention = Attention(config, dtype, rngs, layer=layer)
-        if self.pre:
             self.mlp_norm = Norm(config, dtype)
+        self.attention = Attention(config, dtype, rngs, layer=layer)
         self.mlp = _feed_forward(config, dtype, rngs, layer)
         if self.post:
             self.attention_post_norm = Norm(config, dtype)
@@ -130,11 +131,14 @@ class Transformer(nnx.Module):
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, **kw)
         if config.positions == "learned":
             self.positions = nnx.Embed(config.max_positions, config.hidden_size, **kw)
-        self.layers = nnx.List([Block(config, dtype, rngs, i) for i in range(config.num_layers)])
+        self._add_layers(config, dtype, rngs)
         self.norm = Norm(config, dtype)
         if not config.tie_embeddings:
             kw = linear_options(config.head_bias, dtype, rngs)
             self.head = Linear(config.hidden_size, config.vocab_size, **kw)
+
+    def _add_layers(self, config: TransformerConfig, dtype, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([Block(config, dtype, rngs, i) for i in range(config.num_layers)])
 
     def __call__(
         self,
@@ -159,16 +163,14 @@ class Transformer(nnx.Module):
         """
         fed = 0 if block is None else block.size
         view = past(cache, tokens.shape[1], layout, fed)
-        x = self._first(tokens, view, rows) if start is None else start
-        angles = self._angles(view.positions)
+        x, angles = self._inputs(tokens, view, cache, rows, start)
         keys, values, tapped = [], [], {}
         for index, layer in enumerate(self.layers):
             (attends, feeds), before = _sublayers(part, index), x
             if attends:
                 call = layer.__call__ if feeds else layer.attend
                 call = jax.checkpoint(call) if remat else call
-                angle = angles.get(self.config.rope(index))
-                x, k, v = call(x, angle, view, stored(cache, block, len(keys)))
+                x, k, v = call(x, angles[index], view, stored(cache, block, len(keys)))
                 keys.append(k)
                 values.append(v)
             elif feeds:
@@ -186,9 +188,14 @@ class Transformer(nnx.Module):
         angles, every = self._angles(view.positions), range(self.config.num_layers)
         _, after, _ = self(tokens, cache, taps=tuple(every))
         reads = (self._first(tokens, view), *after)
-        return tuple(
-            self.layers[i].queries(reads[i], angles.get(self.config.rope(i))) for i in every
-        )
+        return tuple(self.layers[i].queries(reads[i], angles[i]) for i in every)
+
+    def _inputs(
+        self, tokens: jax.Array, view: Past, cache: KVCache, rows, start
+    ) -> tuple[jax.Array, Sequence[Any]]:
+        """The input of the first layer, and for each layer its rotary angles."""
+        x = self._first(tokens, view, rows) if start is None else start
+        return x, self._angles(view.positions)
 
     def _first(self, tokens: jax.Array, view: Past, rows: jax.Array | None = None) -> jax.Array:
         """[B,T,E]: the input of the first layer; ``rows`` [L,E]: for ids beyond the vocabulary."""
@@ -209,10 +216,11 @@ class Transformer(nnx.Module):
         scale = self.config.embedding_scale
         return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
-    def _angles(self, positions: jax.Array) -> dict[Rope | None, jax.Array]:
-        """The rotary angles at ``positions`` i32[B,T], one array per kind of layer."""
-        ropes = dict.fromkeys(self.config.rope(i) for i in range(self.config.num_layers))
-        return {own: rope.angle(own, positions) for own in ropes if own is not None}
+    def _angles(self, positions: jax.Array) -> list[jax.Array | None]:
+        """For each layer the rotary angles at ``positions`` i32[B,T]; None if it has none."""
+        ropes = [self.config.rope(i) for i in range(self.config.num_layers)]
+        made = {own: rope.angle(own, positions) for own in dict.fromkeys(ropes) if own is not None}
+        return [None if own is None else made[own] for own in ropes]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[B,T,E] -> f32[B,T,V]."""

@@ -191,11 +191,8 @@ def loops(mesh: Mesh | None) -> Loops:
     """The loops of one device (None), or those that divide the rows among a mesh's devices."""
     if mesh is None:
         return Loops(decode.prefill, decode.generate, decode.autoregressive)
-    return Loops(
-        functools.partial(prefill, mesh),
-        functools.partial(generate, mesh),
-        functools.partial(autoregressive, mesh),
-    )
+    bind = functools.partial
+    return Loops(bind(prefill, mesh), bind(generate, mesh), bind(autoregressive, mesh))
 
 
 def on_host(state: DecodeState) -> DecodeState:

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh
 from specjax.errors import UserError
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
+_TYPES = (AxisType.Auto,) * len(AXES)
 _FORM = "it must be axes with their sizes, such as 'data:4,tensor:2'"
 
 
@@ -68,9 +69,8 @@ def make_mesh(text: str, devices: Sequence[Any] | None = None) -> Mesh:
             f"mesh is {text!r} and has {total} devices, and the {jax.process_count()} processes "
             f"have {len(every)}; take sizes whose product is {len(every)}"
         )
-    types = (AxisType.Auto,) * len(AXES)
     shape = tuple(sizes[axis] for axis in AXES)
-    return jax.make_mesh(shape, AXES, axis_types=types, devices=every[:total])
+    return jax.make_mesh(shape, AXES, axis_types=_TYPES, devices=every[:total])
 
 
 @functools.lru_cache(maxsize=64)
@@ -79,7 +79,6 @@ def with_all_axes(mesh: Mesh) -> Mesh:
 
     Raises UserError for another axis.
     """
-    types = (AxisType.Auto,) * len(AXES)
     if unknown := [axis for axis in mesh.axis_names if axis not in AXES]:
         raise UserError(
             f"the mesh has the axis {unknown[0]!r}; the axes are {', '.join(AXES)}, each of them "
@@ -87,4 +86,4 @@ def with_all_axes(mesh: Mesh) -> Mesh:
         )
     order = [mesh.axis_names.index(axis) for axis in AXES if axis in mesh.axis_names]
     shape = [mesh.shape.get(axis, 1) for axis in AXES]
-    return Mesh(mesh.devices.transpose(order).reshape(shape), AXES, axis_types=types)
+    return Mesh(mesh.devices.transpose(order).reshape(shape), AXES, axis_types=_TYPES)

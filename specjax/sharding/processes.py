@@ -83,8 +83,6 @@ def is_first() -> bool:
 
 def check_same(what: str, value: dict) -> None:
     """Raises UserError in every process unless all have the same ``value``, plain JSON."""
-    if jax.process_count() == 1:
-        return
     values = [json.loads(text) for text in _of_all(json.dumps(value, sort_keys=True))]
     for number, other in enumerate(values):
         if other != values[0]:
@@ -112,8 +110,6 @@ def of_first(value: Any) -> Any:
 
 def first_error(message: str | None) -> str | None:
     """The message of the first process that has one, in every process; None if none has."""
-    if jax.process_count() == 1:
-        return message
     return next((text for text in _of_all(message or "") if text), None)
 
 
@@ -131,13 +127,11 @@ def check_shared(folder: Path) -> None:
     end = time.monotonic() + VISIBLE
     while not (seen := path.exists()) and time.monotonic() < end:
         time.sleep(0.2)
-    message = None
-    if not seen:
-        message = (
-            f"process {jax.process_index()} does not see what process 0 writes into {folder}; give "
-            "a --workdir on a disk that all of them share (a bucket: one that each host mounts)"
-        )
-    message = first_error(message)
+    unseen = (
+        f"process {jax.process_index()} does not see what process 0 writes into {folder}; give "
+        "a --workdir on a disk that all of them share (a bucket: one that each host mounts)"
+    )
+    message = first_error(None if seen else unseen)
     if is_first():
         path.unlink()
     if message is not None:
@@ -221,6 +215,8 @@ class Preemption:
 
 def _of_all(text: str) -> list[str]:
     """The texts of all processes, which must all call it."""
+    if jax.process_count() == 1:
+        return [text]
     encoded = np.frombuffer(text.encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(encoded.size)).reshape(-1)
     padded = np.zeros(max(int(sizes.max()), 1), np.uint8)

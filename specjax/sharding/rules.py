@@ -70,15 +70,12 @@ def param_specs(
     """
 
     def one(path, leaf) -> PartitionSpec:
-        axes = _tensor_axes(path_text(path), leaf.shape, sizes[TENSOR], strict)
+        # "layers/0/attention/q/kernel"
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        axes = _tensor_axes(name, leaf.shape, sizes[TENSOR], strict)
         return PartitionSpec(*(_with_fsdp(axes, leaf.shape, sizes[FSDP]) if fsdp else axes))
 
     return jax.tree_util.tree_map_with_path(one, params)
-
-
-def path_text(path: tuple) -> str:
-    """The path of a leaf: "layers/0/attention/q/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _tensor_axes(name: str, shape: tuple[int, ...], size: int, strict: bool) -> list[str | None]:

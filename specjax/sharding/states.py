@@ -54,8 +54,7 @@ def row_axes(
     None: the number of the round, which belongs to no row. Raises UserError for any other such
     array of the drafter; ``why`` is what cannot be done then.
     """
-    one = jax.eval_shape(make, params, *_with_rows(arrays, 1))
-    two = jax.eval_shape(make, params, *_with_rows(arrays, 2))
+    one, two = (jax.eval_shape(make, params, *_with_rows(arrays, rows)) for rows in (1, 2))
     axes = []
     for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(two), strict=True):
         at = [n for n, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]

@@ -16,7 +16,7 @@ from flax import struct
 from specjax import tree
 from specjax.bound import Bound
 from specjax.cache import KVCache
-from specjax.checks import whole
+from specjax.checks import counts
 from specjax.errors import UserError
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
@@ -60,8 +60,7 @@ def retrieval(model: LM, *, budget: int, chunk: int, refresh: int, most: int) ->
     values.
     """
     view.check("retrieval", model)
-    for name, value in (("chunk", chunk), ("refresh", refresh), ("budget", budget)):
-        whole(name, value, 1)
+    counts(chunk=chunk, refresh=refresh, budget=budget)
     if budget % chunk:
         raise UserError(f"budget is {budget}; it must be a multiple of chunk, which is {chunk}")
     settings = Settings(model, chunk, budget // chunk, refresh, most)

@@ -235,9 +235,9 @@ class LM(NamedTuple):
 
     def no_output(self, batch: int) -> Output:
         """The output for no tokens."""
-        return Output(
-            jnp.zeros((batch, 0, self.vocab_size)), jnp.zeros((batch, 0, self.width or 0))
-        )
+        sizes = self.vocab_size, self.width or 0
+        logits, hidden = (jnp.zeros((batch, 0, size)) for size in sizes)
+        return Output(logits, hidden)
 
 
 class ModelParams(NamedTuple):
@@ -640,10 +640,8 @@ class Drafter(NamedTuple):
                 f"{self.name} has its own input embeddings, and {target.name} takes none; take a "
                 "decoder of specjax.models"
             )
-        return target._replace(apply=target.inside.extended), (
-            params.target,
-            self.rare.rows(params),
-        )
+        own = params.target, self.rare.rows(params)
+        return target._replace(apply=target.inside.extended), own
 
     @property
     def tag(self) -> str:

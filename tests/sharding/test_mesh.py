@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import decode, drafters, rng, sharding
 from specjax.errors import UserError
-from specjax.sharding import processes, rules
+from specjax.sharding import processes
 from specjax.testing.models import tabular, tiny
 from specjax.types import ModelParams
 
@@ -58,7 +58,7 @@ def test_wrong_processes(arguments, message):
 def specs(params, **sizes) -> dict[str, P]:
     found = sharding.param_specs(params, {"data": 1, "fsdp": 1, "tensor": 1} | sizes, fsdp=True)
     leaves = jax.tree_util.tree_leaves_with_path(found, is_leaf=lambda x: isinstance(x, P))
-    return {rules.path_text(path): spec for path, spec in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): spec for path, spec in leaves}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

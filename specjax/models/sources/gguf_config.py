@@ -137,14 +137,12 @@ def _number(file: GgufFile, key: str, default: float) -> float:
 def _value(file: GgufFile, key: str, default: Any) -> Any:
     """A value of the architecture. Raises UserError for one number per layer."""
     value = file.fields.get(f"{file.architecture}.{key}", default)
-    if isinstance(value, list):
-        if len(set(value)) != 1:
-            raise UserError(
-                f"{file.path}: {file.architecture}.{key} differs between layers; "
-                "only equal layers are supported"
-            )
-        return value[0]
-    return value
+    if isinstance(value, list) and len(set(value)) != 1:
+        raise UserError(
+            f"{file.path}: {file.architecture}.{key} differs between layers; "
+            "only equal layers are supported"
+        )
+    return value[0] if isinstance(value, list) else value
 
 
 def _size(file: GgufFile, key: str) -> int:

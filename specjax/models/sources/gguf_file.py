@@ -6,6 +6,7 @@ reader keeps a small array for every token, so it is dropped as soon as the fact
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -42,12 +43,11 @@ class GgufFile(NamedTuple):
 
     def quantised(self) -> tuple[str, ...]:
         """The types of the tensors that were rounded when the file was made, most bytes first."""
-        sizes: dict[str, int] = {}
+        sizes = collections.Counter[str]()
         for stored in self.tensors.values():
             if stored.kind not in PLAIN:
-                size = stored.shape[0] * stored.row_bytes
-                sizes[stored.kind] = sizes.get(stored.kind, 0) + size
-        return tuple(sorted(sizes, key=lambda kind: -sizes[kind]))
+                sizes[stored.kind] += stored.shape[0] * stored.row_bytes
+        return tuple(kind for kind, _ in sizes.most_common())
 
 
 def is_gguf(path: Path) -> bool:
@@ -63,20 +63,17 @@ def read(path: Path) -> GgufFile:
     """
     try:
         stat = path.stat()
+        return _read(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error})") from None
-    return _read(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int) -> GgufFile:
     del changed  # a file that has changed is read again
     library = _library(path)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error})") from None
+    with path.open("rb") as file:
+        magic = file.read(4)
     if magic != b"GGUF":
         raise UserError(f"{path} is not a .gguf file: it does not begin with GGUF")
     try:
@@ -102,10 +99,8 @@ def _read(path: Path, size: int, changed: int) -> GgufFile:
 def _stored(tensor: Any) -> Stored:
     # The library gives the extents in the order of ggml, the row first.
     shape = tuple(int(extent) for extent in reversed(tensor.shape.tolist()))
-    rows = shape[0] if shape else 1
-    return Stored(
-        shape, tensor.tensor_type.name, int(tensor.data_offset), int(tensor.n_bytes) // max(rows, 1)
-    )
+    row_bytes = int(tensor.n_bytes) // max(shape[0] if shape else 1, 1)
+    return Stored(shape, tensor.tensor_type.name, int(tensor.data_offset), row_bytes)
 
 
 def dequantiser(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -77,9 +77,8 @@ class Tensors:
         less = 1.0 if gemma and own.endswith("norm.weight") else 0.0
         for begin, end in tensors.chunks(stored.shape, 4):
             rows = self._rows(stored, begin, end)
-            result[slice(begin, end) if order is None else order[begin:end]] = (
-                rows - less if less else rows
-            )
+            places = slice(begin, end) if order is None else order[begin:end]
+            result[places] = rows - less if less else rows
         return result
 
     def _rows(self, stored: gguf_file.Stored, begin: int, end: int) -> np.ndarray:

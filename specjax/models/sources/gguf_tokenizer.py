@@ -156,15 +156,14 @@ def _merges(vocabulary: dict[str, int], scores: list, types: list) -> list[tuple
     Every split of a token into two tokens is a merge that makes it. Control tokens and bytes are
     never made of parts.
     """
-    made: list[tuple[float, int, str, str]] = []
-    for token, number in vocabulary.items():
-        if types and types[number] not in (_NORMAL, _USER_DEFINED):
-            continue
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocabulary and right in vocabulary:
-                made.append((-scores[number], -cut, left, right))
-    return [(left, right) for *_, left, right in sorted(made)]
+    made = sorted(
+        (-scores[number], -cut, token[:cut], token[cut:])
+        for token, number in vocabulary.items()
+        if not types or types[number] in (_NORMAL, _USER_DEFINED)
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    )
+    return [(left, right) for *_, left, right in made]
 
 
 def _add_ends(file: GgufFile, tokenizer: Tokenizer, kind: str) -> None:

@@ -14,10 +14,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.hf_config import config_from_hf, read_json
+from specjax.models.hf_config import config_from_hf, read_json, translated
 from specjax.models.sources import tensors
 
 _INSTALL = "pip install 'specjax[hub]'"
@@ -34,24 +34,17 @@ _SMALL = (
 )
 
 
-class Snapshot(NamedTuple):
-    """A directory of the cache as the model that it holds."""
-
-    name: str  # organisation/model
-    commit: str
-
-
 def is_name(text: str) -> bool:
     """Whether a text has the form organisation/model or organisation/model@revision."""
     return _NAME.fullmatch(text) is not None
 
 
-def snapshot_of(path: Path) -> Snapshot | None:
-    """What a directory of the cache holds; None for every other path."""
+def snapshot_of(path: Path) -> tuple[str, str] | None:
+    """Organisation/model and the commit that a directory of the cache holds; None: another path."""
     repository = path.parent.parent.name
     if path.parent.name != "snapshots" or not repository.startswith("models--"):
         return None
-    return Snapshot(repository.removeprefix("models--").replace("--", "/", 1), path.name)
+    return repository.removeprefix("models--").replace("--", "/", 1), path.name
 
 
 def fetch(text: str, weights: bool = True) -> Path:
@@ -68,7 +61,7 @@ def fetch(text: str, weights: bool = True) -> Path:
     download = _Download(text)
     folder = download.file(CONFIG).parent
     if weights:
-        _check_architecture(text, folder / CONFIG)
+        translated(text, read_json(folder / CONFIG), config_from_hf)
     download.files(folder, (*_SMALL, _INDEX) if weights else _SMALL)
     if not weights:
         return folder
@@ -97,14 +90,6 @@ def fetch_one_of(text: str, names: Sequence[str]) -> Path:
         if (folder / name).is_file():
             break
     return folder
-
-
-def _check_architecture(text: str, file: Path) -> None:
-    raw = read_json(file)
-    try:
-        config_from_hf(raw)
-    except UserError as error:
-        raise UserError(f"{text}: {error}") from None
 
 
 class _Download:
@@ -198,14 +183,10 @@ class _Download:
             return "it is not in the cache, and HF_HUB_OFFLINE is set; unset it to download"
         # The library keeps what happened on the network as the cause.
         cause = error.__cause__ or error
-        if self._unknown_host:
-            return (
-                "there is no directory of this name, it is not in the cache, and the Hub cannot be "
-                "reached (its host is not known)"
-            )
+        unknown, other = "its host is not known", f"{type(cause).__name__}: {_first(cause)}"
         return (
             "there is no directory of this name, it is not in the cache, and the Hub cannot be "
-            f"reached ({type(cause).__name__}: {_first(cause)})"
+            f"reached ({unknown if self._unknown_host else other})"
         )
 
 

@@ -33,7 +33,7 @@ from specjax.bench.methods import MethodChoice
 from specjax.data.recordings import Trace
 from specjax.errors import UserError
 from specjax.models import lm, token_bytes
-from specjax.models.token_bytes import TokenBytes, of_tokens
+from specjax.models.token_bytes import TokenBytes
 from specjax.testing import state_checks
 from specjax.types import ModelParams, Verdict
 
@@ -598,7 +598,7 @@ def test_tokenizers_without_bytes_are_refused():
     words = Tokenizer(models.WordPiece({"a": 0, "##b": 1}, unk_token="a"))
     with pytest.raises(UserError, match="WordPiece"):
         _ = TokenBytes("words", words).tokens
-    assert of_tokens("x", [b"a", None]).ids == {b"a": 0}
+    assert TokenBytes("x", (b"a", None)).ids == {b"a": 0}
 
 
 @pytest.mark.slow
