@@ -232,8 +232,7 @@ def _step(
     model: LM, params: ModelParams, cache: Any, nodes: Nodes, block: Any
 ) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
-    out, own = model.apply(params.draft, nodes.tokens, cache, nodes.layout, block)
-    return out.logits, own
+    return growth.logits_and_block(model, params.draft, nodes.tokens, cache, nodes.layout, block)
 
 
 def commit(model: LM, params: ModelParams, cache: Any, drafted: Drafted, *_: Any) -> Any:

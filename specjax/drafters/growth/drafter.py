@@ -159,7 +159,7 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
         roots = 0 if begun.memory is None else 1
         nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
-        memory = setup.stepper.step(params, growing.read_of(begun), nodes, begun.memory)[1]
+        memory = setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
         return begun.memory, memory
 
     # Only the shapes are needed.
@@ -302,7 +302,7 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
     parent = jnp.broadcast_to(own - 1, (job.batch, 1))
     nodes = Nodes(token, parent, index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
-    logits, memory = job.stepper.step(job.params, job.reads, nodes, carry.block)
+    logits, memory = job.stepper.step(job.params, job.begun.source, nodes, carry.block)
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])

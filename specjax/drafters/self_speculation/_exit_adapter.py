@@ -229,9 +229,9 @@ def inner(adapter: Adapter, depth: int, reuse: bool) -> Inner:
     return Inner(model, _pair, view, init, _commit, features=True, lower=lower)
 
 
-def _lower(adapter: Adapter, block: _Both) -> LowerLayers:
+def _lower(adapter: Adapter, state: growth.State) -> LowerLayers:
     """``Inner.lower``."""
-    return LowerLayers(block.hidden, block.part, adapter.layer)
+    return LowerLayers(state.block.hidden, state.block.part, adapter.layer)
 
 
 def _pair(params: ModelParams) -> ModelParams:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -102,12 +102,8 @@ def _init(setup: Setup, params: ModelParams, context: Context, *_: Any) -> State
 
 def _begin(setup: Setup, params: ModelParams, context: Context, kept: State) -> Begun:
     """``Stepper.begin``: the pending token has the first place of each set's block."""
-
-    def run(model: LM, block: None) -> tuple[Array, Any]:
-        out, own = model.apply(params.target, context.pending[:, None], context.cache)
-        return out.logits, own
-
-    logits, memory = _chosen(setup, kept.choice, run, (None,) * len(setup.models))
+    pass_, none = (params.target, context.pending[:, None], context.cache, None), (None,)
+    logits, memory = _chosen(setup, kept.choice, pass_, none * len(setup.models))
     return Begun(logits[:, 0], kept, memory, reads=(context.cache, kept.choice))
 
 
@@ -115,21 +111,19 @@ def _step(
     setup: Setup, params: ModelParams, reads: tuple[Any, Array], nodes: Nodes, blocks: Any
 ) -> tuple[Array, Any]:
     cache, choice = reads
-
-    def run(model: LM, block: Any) -> tuple[Array, Any]:
-        out, own = model.apply(params.target, nodes.tokens, cache, nodes.layout, block)
-        return out.logits, own
-
-    return _chosen(setup, choice, run, blocks)
+    return _chosen(setup, choice, (params.target, nodes.tokens, cache, nodes.layout), blocks)
 
 
 def _chosen(
-    setup: Setup, choice: Array, run: Callable[[LM, Any], Any], blocks: tuple[Any, ...]
+    setup: Setup, choice: Array, pass_: tuple[Any, ...], blocks: tuple[Any, ...]
 ) -> tuple[Array, tuple[Any, ...]]:
-    """The logits of each row's set, and the memory of all; that of a set that no row took is 0."""
+    """The logits of each row's set, and the memory of all; that of a set that no row took is 0.
+
+    ``pass_`` has the arguments of ``LM.apply`` but the block.
+    """
     logits, memories = None, []
     for index, (model, block) in enumerate(zip(setup.models, blocks, strict=True)):
-        one = Bound(run, model, block)
+        one = Bound(growth.logits_and_block, model, *pass_, block)
         own, memory = jax.lax.cond((choice == index).any(), one, Bound(tree.zeros, one))
         mine = (choice == index)[:, None, None]
         logits = own if logits is None else jnp.where(mine, own, logits)

@@ -143,26 +143,17 @@ def _evaluation(
     check(target.lm, Skips((), ()))
     rows = texts([t.prompt for t in traces], [t.output for t in traces], settings.width)
     experts = target.config.experts
-    active = 1.0 if experts is None else experts.chosen / experts.experts
-    parts = shares(target.params, active)
+    parts = shares(target.params, 1.0 if experts is None else experts.chosen / experts.experts)
     rate = Acceptance(target.lm, target.params, rows, settings.temperature)
-    measured = functools.partial(_tokens_per_second, target, traces, settings)
-    return functools.partial(_evaluate, rate, parts, settings, measured)
 
+    def evaluate(skips: Skips) -> Trial:
+        alpha, cost = rate(skips), parts.cost(skips)
+        value, gamma = predicted(alpha, cost, settings.gamma, list(settings.verify) or None)
+        if settings.objective == "measured":
+            value = _tokens_per_second(target, traces, settings, skips, gamma)
+        return Trial(skips, value, alpha, cost, gamma)
 
-def _evaluate(
-    rate: Callable[[Skips], float],
-    parts: Shares,
-    settings: Settings,
-    measured: Callable[[Skips, int], float],
-    skips: Skips,
-) -> Trial:
-    alpha, cost = rate(skips), parts.cost(skips)
-    verify = list(settings.verify) or None
-    value, gamma = predicted(alpha, cost, settings.gamma, verify)
-    if settings.objective == "measured":
-        value = measured(skips, gamma)
-    return Trial(skips, value, alpha, cost, gamma)
+    return evaluate
 
 
 def _tokens_per_second(
@@ -335,12 +326,9 @@ def shares(params: Mapping[str, Any], active: float = 1.0) -> Shares:
     Raises UserError for parameters of another form.
     """
     layers = _layers(params)
-    attention, mlp = (
-        np.array([_size(layer[kind]) for layer in layers], np.float64) for kind in LAST
-    )
-    for index, layer in enumerate(layers):
-        if "router" in layer["mlp"]:
-            mlp[index] *= active
+    sizes = np.array([[_size(layer[kind]) for kind in LAST] for layer in layers], np.float64)
+    attention, mlp = sizes.T
+    mlp = np.where(["router" in layer["mlp"] for layer in layers], active * mlp, mlp)
     head = _size(params.get("head", params["embed"]))
     total = attention.sum() + mlp.sum() + head
     return Shares(attention / total, mlp / total, float(head / total))
@@ -451,12 +439,10 @@ def predicted(
 
     ``verify`` as in ``theory.walltime_improvement``.
     """
-    values = [
-        (theory.walltime_improvement(alpha, gamma, cost, verify), -gamma)
-        for gamma in range(1, longest + 1)
-    ]
-    best, gamma = max(values)
-    return best, -gamma
+    lengths = range(1, longest + 1)
+    values = {n: theory.walltime_improvement(alpha, n, cost, verify) for n in lengths}
+    best = max(lengths, key=values.__getitem__)
+    return values[best], best
 
 
 def main(argv: Sequence[str]) -> int:

@@ -123,16 +123,21 @@ def searched(directory, monkeypatch, guess=Guess, stop=None, **settings):
     """(skips.json, the sets that were evaluated in this run)."""
     package = SimpleNamespace(BayesianOptimization=guess)
     monkeypatch.setattr(skip_search, "library", lambda: package)
-    evaluate, seen = skip_search._evaluate, []
+    evaluation, seen = skip_search._evaluation, []
 
-    def counted(*args):
-        if len(seen) == stop:
-            raise KeyboardInterrupt
-        seen.append(args[-1])
-        return evaluate(*args)
+    def counting(*args):
+        evaluate = evaluation(*args)
+
+        def counted(skips):
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+            seen.append(skips)
+            return evaluate(skips)
+
+        return counted
 
     with monkeypatch.context() as patch:
-        patch.setattr(skip_search, "_evaluate", counted)
+        patch.setattr(skip_search, "_evaluation", counting)
         own = skip_search.Settings(**{"trials": 12, "gamma": 4, "width": 12, **settings})
         try:
             return skip_search.search(loaded(), texts(), directory, own, lambda line: None), seen

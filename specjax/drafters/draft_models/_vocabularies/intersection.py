@@ -70,8 +70,8 @@ def _step(
     """``Stepper.step``: the memory of a node is its part of the model's block."""
     # Where fewer tokens are possible than a node has children, one may have probability 0.
     tokens = jnp.maximum(_in_draft(reader.maps, nodes.tokens), 0)
-    out, own = reader.model.apply(params.draft, tokens, kept.cache, nodes.layout, block)
-    return out.logits, own
+    given = params.draft, tokens, kept.cache, nodes.layout, block
+    return growth.logits_and_block(reader.model, *given)
 
 
 def _commit(
