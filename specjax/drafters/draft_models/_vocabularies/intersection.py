@@ -25,27 +25,21 @@ from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Para
 def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
     """The drafter of a draft model with another vocabulary."""
     model = pairs.with_logits(model, target.vocab_size, Bound(shared, maps))
-    nodes = plan.growth.nodes
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
-    reader = Reader(model, maps, nodes, behind)
+    reader = Reader(model, maps, plan.growth.nodes, behind)
     stepper = Stepper(
-        init=Bound(draft_text.init, reader, nodes=nodes),
         begin=Bound(_begin, reader),
         step=Bound(_step, reader),
         commit=Bound(_commit, reader),
-        looped=True,
         commits_block=True,
-        lazy=True,
     )
-    own = Bound(_small_model.init_params, "draft_model", params)
     # Where a text can be too long for the room, the probs depend on the room.
     along = None if reader.bounded else Bound(_probs, reader)
-    drafter = growth.build("draft_model", stepper, plan, own, probs=along, gaps=True)
     # The first draft tokens of a long token of the target are read by a pass of their own.
-    constant = drafter.constant_cost and 1 + maps.pieces.shape[1] <= behind
-    return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
+    one_pass = 1 + maps.pieces.shape[1] <= behind
+    return draft_text.build(reader, stepper, plan, params, one_pass, along)
 
 
 def shared(maps: Maps, logits: Array) -> Array:
@@ -91,5 +85,5 @@ def _commit(
 
 def _probs(reader: Reader, params: ModelParams, context: Context) -> Array:
     """f32[B,S,V]: ``Drafter.probs``."""
-    logits = draft_text.logits_along(reader.model, reader.maps, params.draft, context.tokens)
+    logits = draft_text.logits_along(reader, params.draft, context.tokens)
     return _foresee.probs_along(logits, context)
