@@ -551,13 +551,8 @@ def from_config(
     )
 
 
-def _decoders(params: dict) -> dict:
-    """The parameters of the decoder."""
-    return {key: value for key, value in params.items() if key != MEMORY}
-
-
 def _module(config: SpireConfig, params: dict) -> Transformer:
-    return lm.merge(config.decoder, _decoders(params), params["embed"]["embedding"].dtype)
+    return lm.merge(config.decoder, params, params["embed"]["embedding"].dtype)
 
 
 # Directories of SPIRe draft models: config.json, the decoder's tensors, the memory's weights.
@@ -648,7 +643,8 @@ def save(
     raw |= {"torch_dtype": dtype, "decoder": config_to_hf(config.decoder)}
     weights = {MEMORY: tensor_files.tensor(params[MEMORY]["weights"])} if config.feedback else {}
     tensors = {_MEMORY_FILE: weights} if weights else {}
-    hf.write(directory, config.decoder, _decoders(params), raw, tokenizer, tensors=tensors)
+    own = {key: value for key, value in params.items() if key != MEMORY}
+    hf.write(directory, config.decoder, own, raw, tokenizer, tensors=tensors)
 
 
 def _read_weights(path: Path, config: SpireConfig) -> Any:

@@ -182,8 +182,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     init_params = Bound(_init_params, [own for _, own in loaded], leaf)
     made = _row.checked(_drafter_of(cascade, 0, (), 0, init_params), *cascade.models)
     made = made._replace(greedy_only=keys.lenience < 1)
-    first = sizes[0]
-    if first[0] != made.nodes or keys.lenience < 1:
+    if sizes[0][0] != made.nodes or keys.lenience < 1:
         return made
     # All tokens are samples of the first model: its probabilities are those of a draft model.
     both = Bound(_small_model.both, target, cascade.models[0])

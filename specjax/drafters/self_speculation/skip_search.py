@@ -144,7 +144,7 @@ def _evaluation(
     rows = texts([t.prompt for t in traces], [t.output for t in traces], settings.width)
     experts = target.config.experts
     parts = shares(target.params, 1.0 if experts is None else experts.chosen / experts.experts)
-    rate = Acceptance(target.lm, target.params, rows, settings.temperature)
+    rate = acceptance(target.lm, target.params, rows, settings.temperature)
 
     def evaluate(skips: Skips) -> Trial:
         alpha, cost = rate(skips), parts.cost(skips)
@@ -387,49 +387,47 @@ def texts(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], wi
     return Texts(tokens, counted)
 
 
-class Acceptance:
-    """The acceptance rate of sets on texts, alpha of the first draft token.
+def acceptance(
+    target: LM, params: Params, rows: Texts, temperature: float
+) -> Callable[[Skips], float]:
+    """The acceptance rate of a set on texts as a function: alpha of the first draft token.
 
     At temperature 0 the share of places at which draft and target prefer the same token; otherwise
     the mean overlap of their probabilities (``theory.acceptance_rate``). Later tokens of a draft
     read the draft's own keys and values of the tokens before them, which this leaves out.
     """
 
-    def __init__(self, target: LM, params: Params, rows: Texts, temperature: float):
-        _layers(params)
-        assert target.layers is not None
-        self._params, self._rows, layers = params, rows, tuple(range(target.layers))
-        every = Sublayers(layers, layers)
-        settings = sampling.make_sampling(1, temperature)
+    _layers(params)
+    assert target.layers is not None
+    layers, settings = tuple(range(target.layers)), sampling.make_sampling(1, temperature)
 
-        def read(params: Any, tokens: Array) -> tuple[Any, Any]:
-            out, block = target.apply(params, tokens[None], target.init_cache(1, 0))
-            return block, sampling.to_probs(out.logits, settings)[0]
+    def read(params: Any, tokens: Array) -> tuple[Any, Any]:
+        out, block = target.apply(params, tokens[None], target.init_cache(1, 0))
+        return block, sampling.to_probs(out.logits, settings)[0]
 
-        def score(params: Any, row: Any, attention: Array, mlp: Array) -> Array:
-            tokens, counted, block, probs = row
-            own = without(params, attention, mlp)
-            out = _skip_sets.draft(target, every, own, tokens[None], block)
-            draft = sampling.to_probs(out.logits, settings)[0]
-            # In greedy rows both are one-hot.
-            return jnp.where(counted, jnp.minimum(probs, draft).sum(-1), 0).sum()
+    def score(params: Any, row: Any, attention: Array, mlp: Array) -> Array:
+        tokens, counted, block, probs = row
+        own = without(params, attention, mlp)
+        out = _skip_sets.draft(target, Sublayers(layers, layers), own, tokens[None], block)
+        draft = sampling.to_probs(out.logits, settings)[0]
+        # In greedy rows both are one-hot.
+        return jnp.where(counted, jnp.minimum(probs, draft).sum(-1), 0).sum()
 
-        def total(params: Any, rows: Any, attention: Array, mlp: Array) -> Array:
-            return jax.lax.map(lambda row: score(params, row, attention, mlp), rows).sum()
+    @jax.jit
+    def total(params: Any, rows: Any, attention: Array, mlp: Array) -> Array:
+        return jax.lax.map(lambda row: score(params, row, attention, mlp), rows).sum()
 
-        tokens, counted = map(jnp.asarray, rows)
-        prepare = jax.jit(lambda params, rows: jax.lax.map(functools.partial(read, params), rows))
-        block, probs = prepare(params, tokens)
-        self._read, self._total = (tokens, counted, block, probs), jax.jit(total)
-        self._layers = target.layers
+    tokens, counted = map(jnp.asarray, rows)
+    prepare = jax.jit(lambda params, rows: jax.lax.map(functools.partial(read, params), rows))
+    known = (tokens, counted, *prepare(params, tokens))
 
-    def __call__(self, skips: Skips) -> float:
-        """alpha in [0, 1]."""
-        masks = np.ones((2, self._layers), np.float32)
-        masks[0, [*skips.attention]] = 0
-        masks[1, [*skips.mlp]] = 0
-        value = self._total(self._params, self._read, *jnp.asarray(masks))
-        return min(float(value) / int(self._rows.counted.sum()), 1.0)
+    def rate(skips: Skips) -> float:
+        masks = np.ones((2, len(layers)), np.float32)
+        for mask, left in zip(masks, skips, strict=True):
+            mask[[*left]] = 0
+        return min(float(total(params, known, *jnp.asarray(masks))) / int(rows.counted.sum()), 1.0)
+
+    return rate
 
 
 def predicted(

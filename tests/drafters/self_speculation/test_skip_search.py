@@ -54,7 +54,7 @@ def test_acceptance_and_cost_of_a_set():
     assert rows.counted[0].tolist() == [False, False, True, True, True, False, False, False]
     skips = self_speculation_skip_sets.Skips((1,), (0,))
     for temperature in (0.0, 0.7):
-        rate = skip_search.Acceptance(target, params, rows, temperature)
+        rate = skip_search.acceptance(target, params, rows, temperature)
         assert rate(self_speculation_skip_sets.Skips((), ())) == pytest.approx(1, abs=1e-5)
         tokens = jnp.asarray(rows.tokens)
         outputs = jax.jit(functools.partial(_skip_text.outputs, target, skips.left(LAYERS)))
