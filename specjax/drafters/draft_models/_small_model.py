@@ -69,15 +69,16 @@ def check_source(model: str | os.PathLike, params: Params) -> None:
         )
 
 
-def params_of(models: Sequence[Any], params: Sequence[Params] | None) -> list[Params]:
-    """The parameters of each model. Raises UserError for another number of them."""
-    if params is None:
-        return [None] * len(models)
-    if len(params) != len(models):
+def load_all(
+    target: LM, models: Sequence[LM | str | os.PathLike], params: Sequence[Params] | None
+) -> list[tuple[LM, Params]]:
+    """``load`` of each model. Raises UserError for another number of parameters."""
+    each = [None] * len(models) if params is None else params
+    if len(each) != len(models):
         raise UserError(
-            f"there are {len(models)} models and {len(params)} params; give one for each model"
+            f"there are {len(models)} models and {len(each)} params; give one for each model"
         )
-    return list(params)
+    return [load(target, model, own) for model, own in zip(models, each, strict=True)]
 
 
 def make(

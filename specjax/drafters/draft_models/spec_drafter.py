@@ -38,6 +38,7 @@ from specjax.drafters.heads._depth_loss import mean
 from specjax.drafters.shared_keys import StoredKeys
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
+from specjax.models.layers import dtype_of
 from specjax.models.t5_config import T5Config
 from specjax.topology import shapes
 from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
@@ -109,12 +110,10 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 def _net(target: LM, shape: Shape, given: Given) -> Net:
     """The static facts. Raises UserError for parameters of another shape."""
-    own = jnp.float32
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-        own = given.params["masks"].dtype
     assert target.encoder is not None
-    return Net(shape, target.encoder.start, jnp.dtype(own))
+    return Net(shape, target.encoder.start, dtype_of(given.params))
 
 
 def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:

@@ -412,10 +412,8 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
             exists = rows.going[:, None]
-            level = level.replace(
-                total=jnp.where(exists, level.total, -jnp.inf),
-                score=jnp.where(exists, level.score, -jnp.inf),
-            )
+            total, score = (jnp.where(exists, x, -jnp.inf) for x in (level.total, level.score))
+            level = level.replace(total=total, score=score)
         level = level.replace(valid=jnp.broadcast_to(rows.going[:, None], level.tokens.shape))
         if plan.beams:
             level, above = at((level, above), dynamic.frontier(level.total, plan.beams))

@@ -173,10 +173,8 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: models of different vocabularies, lengths of another form, a model that no length
             uses, a drafter that cannot be inside, numbers out of range.
     """
-    given = specinfer.list_of(keys.models)
-    each = _small_model.params_of(given, keys.params)
-    loaded = [_small_model.load(target, model, own) for model, own in zip(given, each, strict=True)]
-    sizes = parse(keys.lengths, len(given))
+    loaded = _small_model.load_all(target, specinfer.list_of(keys.models), keys.params)
+    sizes = parse(keys.lengths, len(loaded))
     leaf = _leaf(target, sizes, keys.drafters)
     cascade = _Cascade(tuple(lm for lm, _ in loaded), sizes, leaf, _inner_rule(keys.lenience))
     init_params = Bound(_init_params, [own for _, own in loaded], leaf)

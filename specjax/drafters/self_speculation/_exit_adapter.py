@@ -30,7 +30,7 @@ from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.multi._heads import output_kernel
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models.attention import Attention, past, rope_angle, stored
-from specjax.models.layers import Linear, Module, Norm, in_float32, linear_options
+from specjax.models.layers import Linear, Module, Norm, dtype_of, in_float32, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import LM, Array, Context, LowerLayers, ModelParams, Output, Params, Verdict
@@ -96,9 +96,9 @@ class _Module(nnx.Module):
 MODULE = Module(_Module)
 
 
-def init_cache(adapter: Adapter, batch: int, slots: int, dtype: Any) -> KVCache:
-    """The cache of the layer."""
-    return _prefix.init_cache(adapter.shape.config, dtype, 1, batch, slots)
+def init_cache(adapter: Adapter, params: ModelParams, batch: int, slots: int) -> KVCache:
+    """The cache of the layer, in the dtype of its parameters."""
+    return _prefix.init_cache(adapter.shape.config, dtype_of(params.draft), 1, batch, slots)
 
 
 def logits(
@@ -283,8 +283,7 @@ def _init(
     """The layer's cache of the prompt without its pending token."""
     [features] = target_out.taps
     batch, size, width = features.shape
-    dtype = jax.tree.leaves(params.draft)[0].dtype
-    cache = init_cache(adapter, batch, slots, dtype)
+    cache = init_cache(adapter, params, batch, slots)
     if size:
 
         def apply(features: Array, cache: KVCache) -> tuple[None, KVBlock]:
