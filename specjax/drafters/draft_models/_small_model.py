@@ -161,13 +161,7 @@ def init_params(name: str, params: Params, *_: Any) -> Params:
 
 
 def init(
-    model: LM,
-    nodes: int,
-    room: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    model: LM, nodes: int, room: int, params: ModelParams, context: Context, _: Output, slots: int
 ) -> Any:
     """The cache of the prompt without its pending token, with room for ``room`` tokens more."""
     check_positions(model, slots - nodes)

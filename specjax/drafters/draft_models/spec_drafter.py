@@ -256,11 +256,10 @@ def loss(
     source = network.read(net, pair, batch.tokens, keys.remat)
     pending, known = random_places(random[0], batch, keys.places)
     answers, counted = _labels(net, batch, pending, known)
+    written = network.written(batch.tokens, source, batch.tokens.shape[1])
     # Each beginning is a row of its own; the sources were read once.
-    repeated = jax.tree.map(lambda x: jnp.repeat(x, pending.shape[1], 0), source)
-    tokens = jnp.repeat(
-        network.written(batch.tokens, source, batch.tokens.shape[1]), pending.shape[1], 0
-    )
+    each = (source, written)
+    repeated, tokens = jax.tree.map(lambda x: jnp.repeat(x, pending.shape[1], 0), each)
     read = jnp.maximum((pending - source.count[:, None]).reshape(-1) + 1, 1)
     given = jnp.zeros_like(counted)
     if keys.glancing:
@@ -269,9 +268,8 @@ def loss(
         fall = FALL if keys.fall is None else keys.fall
         rate = keys.glancing * (1 - fall * _depth_loss.progress(batch, keys.run_steps))
         order = jax.random.uniform(random[1], counted.shape)
-        given = _depth_loss.first_free(
-            counted, order, _depth_loss.given_count(counted & (guess != answers), rate)
-        )
+        number = _depth_loss.given_count(counted & (guess != answers), rate)
+        given = _depth_loss.first_free(counted, order, number)
     logits = network.logits(net, pair, tokens, read, repeated, answers, given, keys.remat)
     return _compare(logits, answers, counted & ~given, given, keys.smoothing)
 

@@ -238,12 +238,7 @@ def _propose(
 
 
 def _update(
-    setup: _Setup,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    setup: _Setup, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
     after, shape = [], setup.shape
     # The round may have verified the first nodes only.
@@ -255,7 +250,7 @@ def _update(
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
-        after.append(part.update(_of(params, i), each, mine, own, target_out))
+        after.append(part.update(_of(params, i), each, mine, own, out))
     return State(tuple(after), state.order)
 
 

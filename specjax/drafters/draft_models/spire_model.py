@@ -127,14 +127,6 @@ class SparseCache(struct.PyTreeNode):
         return max(self.slots - self.sinks, 0)
 
 
-def zeros(
-    layers: int, batch: int, heads: int, slots: int, width: int, dtype, sinks: int, window: int
-) -> SparseCache:
-    """An empty cache for texts of ``slots`` tokens; it has at most ``sinks + window`` slots."""
-    plain = kv.zeros(layers, batch, heads, min(slots, sinks + window), width, dtype)
-    return SparseCache(plain.k, plain.v, plain.length, sinks)
-
-
 def positions(cache: SparseCache) -> Array:
     """i32[B,S]: the position in each slot; -1: none."""
     fixed = jnp.arange(cache.slots - cache.ring)
@@ -525,8 +517,10 @@ def from_config(
         raise UserError(f"taps are {taps}; layers are numbered 0..{decoder.num_layers - 1}")
 
     def init_cache(batch: int, slots: int) -> SparseCache:
-        shape = (decoder.num_layers, batch, decoder.num_kv_heads, slots, decoder.head_dim)
-        return zeros(*shape, dtype, config.sinks, config.window)
+        own = min(slots, config.slots)
+        shape = (decoder.num_layers, batch, decoder.num_kv_heads, own, decoder.head_dim)
+        plain = kv.zeros(*shape, dtype)
+        return SparseCache(plain.k, plain.v, plain.length, config.sinks)
 
     def apply(params, tokens, cache, layout=None, block=None):
         weights = params[MEMORY]["weights"] if MEMORY in params else None

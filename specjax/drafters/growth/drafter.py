@@ -200,16 +200,11 @@ def _propose(
 
 
 def _update(
-    setup: _Setup,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    setup: _Setup, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
     stepper, (_, controller) = setup
     drafted = _drafted(setup, state, verdict) if stepper.commits_block else None
-    kept = stepper.commit(params, state.kept, drafted, verdict, target_out)
+    kept = stepper.commit(params, state.kept, drafted, verdict, out)
     if controller is not None:
         state = state.replace(control=updated(controller, state.control, draft, verdict))
     return state.replace(kept=kept)

@@ -94,11 +94,10 @@ def run(
     """Rounds of the inner system until every row has ``gamma`` tokens, or has failed."""
     model, below = overlay.overlay(system.reader.model), system.below(params)
     batch, gamma = context.length.shape[0], system.gamma
+    # A verdict is written as a whole, also where it is cut.
+    more = ((0, 0), (0, system.drafter.longest + 1))
     state = DecodeState(
-        # A verdict is written as a whole, also where it is cut.
-        tokens=jnp.pad(
-            context.tokens, ((0, 0), (0, system.drafter.longest + 1)), constant_values=-1
-        ),
+        tokens=jnp.pad(context.tokens, more, constant_values=-1),
         length=context.length,
         limit=context.length + gamma,
         # A row that the outer loop has finished needs no tokens.
@@ -183,14 +182,9 @@ def _places(draft: Draft, info: StepInfo) -> Array:
         return jnp.broadcast_to(jnp.arange(size), info.tokens.shape)
     exist = tree.exists(draft.valid, draft.parents)
     # Nodes with the same tokens before them have the same logits.
+    nodes = draft.tokens, exist, draft.parents
     at = [
-        tree.nodes_at(
-            info.tokens[:, :depth],
-            jnp.minimum(info.accepted, depth),
-            draft.tokens,
-            exist,
-            draft.parents,
-        )
+        tree.nodes_at(info.tokens[:, :depth], jnp.minimum(info.accepted, depth), *nodes)
         for depth in range(size)
     ]
     return jnp.argmax(jnp.stack(at, 1), -1)

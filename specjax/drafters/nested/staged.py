@@ -138,6 +138,7 @@ def _propose(
     if settings.width == 1:
         return drawn, state
     tokens, exist, probs = _siblings(settings, keys, context, drawn, logits)
+    assert drawn.probs is not None
     batch = context.length.shape[0]
     parents = jnp.asarray(settings.parents, jnp.int32)
 
@@ -166,6 +167,7 @@ def _siblings(
     greedy rows they are the most probable tokens after the best one.
     """
     others, vocab, probs = settings.width - 1, logits.shape[-1], drawn.probs
+    assert probs is not None
 
     def best() -> Array:
         return sampling.top(logits, settings.width)[1][..., 1:]

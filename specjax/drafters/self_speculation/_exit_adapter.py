@@ -273,15 +273,10 @@ def _view_of_layer(
 
 
 def _init(
-    adapter: Adapter,
-    depth: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    adapter: Adapter, depth: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """The layer's cache of the prompt without its pending token."""
-    [features] = target_out.taps
+    [features] = out.taps
     batch, size, width = features.shape
     cache = init_cache(adapter, params, batch, slots)
     if size:

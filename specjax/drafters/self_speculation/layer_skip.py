@@ -33,6 +33,7 @@ from specjax.drafters import growth
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.self_speculation import _own_cache, _skip_sets
+from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.drafters.shared_keys import TreeKeys
 from specjax.prompt import check_window
 from specjax.topology import shapes
@@ -188,9 +189,5 @@ def make(target: LM, keys: Keys) -> Drafter:
     plan = growth.read(Method("layer_skip", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
     if len(parts) > 1:
         return build(target, tuple(parts), plan)
-    return _own_cache.build(
-        "layer_skip",
-        _own_cache.Inner(target.with_part(parts[0])),
-        plan,
-        probs=Bound(_skip_sets.probs, target, parts[0]),
-    )
+    inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
+    return _own_cache.build("layer_skip", inner, plan, probs=probs)

@@ -36,6 +36,7 @@ import numpy as np
 
 from specjax import accept, declare, decode, drafters, files, rng, sampling, theory
 from specjax.data import progress, recordings
+from specjax.data.recordings import Trace
 from specjax.declare import key
 from specjax.drafters.self_speculation import _skip_sets
 from specjax.drafters.self_speculation._skip_sets import ATTENTION, FILE, MLP, Skips, check
@@ -85,7 +86,7 @@ class Trial(NamedTuple):
 
 def search(
     target: hf.Loaded,
-    traces: Sequence[recordings.Trace],
+    traces: Sequence[Trace],
     directory: Path,
     settings: Settings,
     report: Callable[[str], Any],
@@ -137,7 +138,7 @@ def search(
 
 
 def _evaluation(
-    target: hf.Loaded, traces: Sequence[recordings.Trace], settings: Settings
+    target: hf.Loaded, traces: Sequence[Trace], settings: Settings
 ) -> Callable[[Skips], Trial]:
     """The function that gives the trial of a set."""
     check(target.lm, Skips((), ()))
@@ -157,11 +158,7 @@ def _evaluation(
 
 
 def _tokens_per_second(
-    target: hf.Loaded,
-    traces: Sequence[recordings.Trace],
-    settings: Settings,
-    skips: Skips,
-    gamma: int,
+    target: hf.Loaded, traces: Sequence[Trace], settings: Settings, skips: Skips, gamma: int
 ) -> float:
     """The speed of decoding the prompts, one after another, without compilation."""
     own = {"skip_attention": skips.attention, "skip_mlp": skips.mlp}

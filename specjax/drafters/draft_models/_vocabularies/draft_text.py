@@ -87,18 +87,12 @@ def build(
 
 
 def init(
-    reader: Reader,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
-    nodes: int = 0,
+    reader: Reader, params: ModelParams, context: Context, _: Output, slots: int, nodes: int = 0
 ) -> Kept:
     """The text of the prompt, and its cache without the pending token.
 
     ``slots`` as in ``Drafter.init``; ``nodes`` are those of the drafter.
     """
-    del target_out
     model, maps, longest = reader.model, reader.maps, slots - nodes
     _small_model.check_positions(model, longest)
     room = reader.room(longest)

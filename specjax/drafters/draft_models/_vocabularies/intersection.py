@@ -69,17 +69,12 @@ def _step(
 
 
 def _commit(
-    reader: Reader,
-    params: ModelParams,
-    kept: Kept,
-    drafted: Drafted,
-    verdict: Verdict,
-    target_out: Output,
+    reader: Reader, params: ModelParams, kept: Kept, drafted: Drafted, verdict: Verdict, out: Output
 ) -> Kept:
     """The accepted nodes that were fed, up to one that the draft model does not have."""
     known = jnp.cumprod(_in_draft(reader.maps, verdict.tokens) >= 0, 1).sum(1)
     drafted = drafted.replace(count=jnp.minimum(drafted.count, known).astype(jnp.int32))
-    cache = _small_model.commit(reader.model, params, kept.cache, drafted, verdict, target_out)
+    cache = _small_model.commit(reader.model, params, kept.cache, drafted, verdict, out)
     return kept.replace(cache=cache)
 
 

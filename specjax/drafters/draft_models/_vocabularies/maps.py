@@ -89,11 +89,8 @@ def _same(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> np.nd
     for ours, theirs in zip(target.ends, draft.ends, strict=False):
         pair(ours, theirs)
     pair(target.begin, draft.begin)
-    known = {
-        (data, i in draft.fallback): i
-        for i, data in reversed(list(enumerate(draft.tokens)))
-        if data
-    }
+    every = reversed(list(enumerate(draft.tokens)))
+    known = {(data, i in draft.fallback): i for i, data in every if data}
     for token, data in enumerate(target.tokens):
         if data:
             pair(token, known.get((data, token in target.fallback)))
