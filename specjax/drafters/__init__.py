@@ -11,9 +11,7 @@ from specjax import registry
 from specjax.types import LM, Drafter
 
 # What methods share, and a command that finds keys for one; not methods.
-HELPERS = (
-    *("files", "growth", "objectives", "pairs", "shared_keys", "skip_search", "spire_model"),
-)
+HELPERS = ("files", "growth", "objectives", "pairs", "shared_keys", "skip_search", "spire_model")
 # The drafters of a target alone, and of a target with a draft model, if none is named.
 PLAIN, WITH_MODEL = "none", "draft_model"
 

@@ -25,6 +25,9 @@ from specjax.types import CHAIN, Array, Batch, Context, ModelParams
 
 # (params, batch, depth) -> for each depth labels, the drafter's logits and the target's.
 Along = Callable[[ModelParams, Batch, int], Iterator[tuple[Array, Array, Array]]]
+# (params, batch) -> the drafter's logits f[B,T,V] after each token but the last; the target's too.
+Logits = Callable[[ModelParams, Batch], Array]
+Both = Callable[[ModelParams, Batch], tuple[Array, Array]]
 
 
 def accept_probs(logits: Array, target_logits: Array, labels: Array, sampling: Sampling) -> Array:
@@ -103,15 +106,10 @@ def forecasts(
     return {"foresee": foresee, "ranks": Bound(_ranks, entries, depth)}
 
 
-def of_text(
-    logits: Callable[[ModelParams, Batch], Array],
-    both: Callable[[ModelParams, Batch], tuple[Array, Array]],
-    plan: Plan,
-) -> dict[str, Any]:
+def of_text(logits: Logits, both: Both, plan: Plan) -> dict[str, Any]:
     """``forecasts`` of a drafter that reads the text itself, so that depths differ by a shift.
 
-    ``logits(params, batch)`` f[B,T,V] are the drafter's after each token but the last, and ``both``
-    gives them and the target's. Only a sampled chain that does not stop early is foreseen.
+    Only a sampled chain that does not stop early is foreseen.
     """
     growth, foresee = plan.growth, None
     sampled = isinstance(growth, Fixed) and growth.how != "top_k" and growth.siblings == CHAIN
@@ -121,20 +119,14 @@ def of_text(
 
 
 def chain_of_text(
-    both: Callable[[ModelParams, Batch], tuple[Array, Array]],
-    depth: int,
-    params: ModelParams,
-    batch: Batch,
-    sampling: Sampling,
+    both: Both, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> Array:
     """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
     accepted = accept_probs(*both(params, batch), batch.tokens[:, 1:], sampling)
     return _by_depth(accepted, depth, 0)
 
 
-def _ranks_of_text(
-    logits: Callable[[ModelParams, Batch], Array], depth: int, params: ModelParams, batch: Batch
-) -> Array:
+def _ranks_of_text(logits: Logits, depth: int, params: ModelParams, batch: Batch) -> Array:
     """i32[B,T,depth]: ``Training.ranks``."""
     return _by_depth(rank(logits(params, batch), batch.tokens[:, 1:]), depth, -1)
 

@@ -32,6 +32,8 @@ from specjax.types import (
     Verdict,
 )
 
+Both = tuple[Drafter, Controller]
+
 
 class State(struct.PyTreeNode):
     """What is carried from round to round."""
@@ -53,11 +55,11 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"control is {controller.name!r}, which reads the probabilities of a draft as it "
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
-    pair, lasting = (drafter, controller), drafter.gaps and not drafter.features
+    both, lasting = (drafter, controller), drafter.gaps and not drafter.features
     return drafter._replace(
-        init=Bound(_init, *pair),
-        propose=Bound(_propose, *pair),
-        update=Bound(_update, *pair),
+        init=Bound(_init, both),
+        propose=Bound(_propose, both),
+        update=Bound(_update, both),
         whole=False,
         constant_cost=False,
         adaptive=True,
@@ -90,19 +92,16 @@ def _learn(learn: Learn, params: ModelParams, state: Any, lengths: Sequence[int]
     return learn(params, state.replace(draft=state.draft.own), lengths)
 
 
-def _init(drafter: Drafter, controller: Controller, *args: Any) -> State:
+def _init(both: Both, *args: Any) -> State:
     """``args``: params, context, target_out and slots."""
+    drafter, controller = both
     return State(drafter.init(*args), controller.init(args[1]))
 
 
 def _propose(
-    drafter: Drafter,
-    controller: Controller,
-    params: ModelParams,
-    keys: RowKeys,
-    context: Context,
-    state: State,
+    both: Both, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
+    drafter, controller = both
     draft, own = drafter.propose(params, keys, context, state.own)
     # Of a drawn draft, the number of levels may depend on the tokens that were drawn.
     reach = None if draft.probs is not None else _controller.drafted(draft)
@@ -114,15 +113,10 @@ def _propose(
 
 
 def _update(
-    drafter: Drafter,
-    controller: Controller,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    both: Both, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
-    own = drafter.update(params, state.own, draft, verdict, target_out)
+    drafter, controller = both
+    own = drafter.update(params, state.own, draft, verdict, out)
     return State(own, growth.updated(controller, state.control, draft, verdict))
 
 

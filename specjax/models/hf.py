@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from specjax import files
 from specjax.errors import UserError
 from specjax.files import buckets
-from specjax.models import lm, memory, t5_config
+from specjax.models import lm, memory, t5_config, tensor_files
 from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, translated
 from specjax.models.hf_config import read_json as read_json
 from specjax.models.hf_tokenizer import fingerprint as fingerprint
@@ -31,9 +31,12 @@ from specjax.models.hf_tokenizer import save_tokenizer
 from specjax.models.hf_weights import has_tensor, read_params, write_params
 from specjax.models.sources import gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
+from specjax.models.tensor_files import Tensor
 from specjax.models.token_bytes import TokenBytes
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
+
+MAX_SHARD_BYTES = 5_000_000_000
 
 
 class Loaded(NamedTuple):
@@ -155,7 +158,7 @@ def save(
     params: dict,
     tokenizer: Tokenizer | None = None,
     *,
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
     more: dict[str, Any] | None = None,
 ) -> None:
     """Writes a directory for ``load`` and transformers, all at once; ``params`` keep their dtype.
@@ -175,6 +178,20 @@ def save(
         )
     raw = config_to_hf(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
     raw |= more or {}
+    write(directory, config, params, raw, tokenizer, max_shard_bytes=max_shard_bytes)
+
+
+def write(
+    directory: str | os.PathLike,
+    config: TransformerConfig,
+    params: dict,
+    raw: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> None:
+    """``save`` with the config.json ``raw`` and further files of tensors; checks no parameters."""
     path = Path(directory).expanduser().resolve()
     # Refuse to overwrite a directory that is not a model.
     if path.is_file() or (any(path.glob("*")) and not any(path.glob("model*.safetensors"))):
@@ -183,12 +200,16 @@ def save(
         )
     if jax.process_index() > 0:
         write_params(None, config, params, max_shard_bytes)
+        for named in (tensors or {}).values():
+            tensor_files.write(None, named)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as fresh:
         fresh.mkdir()
         files.write_json(fresh / "config.json", raw)
         write_params(fresh, config, params, max_shard_bytes)
+        for file, named in (tensors or {}).items():
+            tensor_files.write(fresh / file, named)
         if tokenizer is not None:
             save_tokenizer(fresh, tokenizer, config)
 

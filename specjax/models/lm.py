@@ -73,8 +73,7 @@ def from_config(
     token for its decoder.
     """
     dtype = jnp.dtype(dtype)
-    _check_part(config, part)
-    config.check_taps(taps)
+    _check(config, taps, part)
     static = _Static(config, dtype, taps, remat, part)
     extended = Bound(_extended, static)
 
@@ -203,8 +202,9 @@ def _go_on(
     return Output(module.logits(hidden), hidden, tapped), block
 
 
-def _check_part(config: TransformerConfig, part: Sublayers | None) -> None:
-    """Raises UserError for sublayers that the model does not have."""
+def _check(config: TransformerConfig, taps: tuple[int, ...], part: Sublayers | None) -> None:
+    """Raises UserError for layers and sublayers that the model does not have."""
+    config.check_taps(taps)
     every = set(range(config.num_layers))
     for kind, layers in zip(("attention", "feed-forward"), part or ((), ()), strict=True):
         if list(layers) != sorted(set(layers)) or not set(layers) <= every:

@@ -12,6 +12,7 @@ import pytest
 import spire_cases as shared
 from marks import by_default
 
+from specjax import cache as kv
 from specjax import testing, tree
 from specjax.cache import KVBlock
 from specjax.drafters.draft_models import spire_model as spire
@@ -119,7 +120,8 @@ def test_the_cost_of_a_token_does_not_depend_on_the_text():
 @pytest.mark.parametrize("sinks", [0, 2])
 def test_slots_have_the_newest_positions(sinks):
     """Against a list: ragged commits of 0 to 9 tokens into a ring of 4."""
-    cache, texts = spire.zeros(1, 3, 1, 99, 1, jnp.float32, sinks, 4), [0, 0, 0]
+    plain, texts = kv.zeros(1, 3, 1, sinks + 4, 1, jnp.float32), [0, 0, 0]
+    cache = spire.SparseCache(plain.k, plain.v, plain.length, sinks)
     draw = np.random.default_rng(0)
     for _ in range(12):
         counts = draw.integers(0, 10, 3)

@@ -69,15 +69,16 @@ def check_source(model: str | os.PathLike, params: Params) -> None:
         )
 
 
-def params_of(models: Sequence[Any], params: Sequence[Params] | None) -> list[Params]:
-    """The parameters of each model. Raises UserError for another number of them."""
-    if params is None:
-        return [None] * len(models)
-    if len(params) != len(models):
+def load_all(
+    target: LM, models: Sequence[LM | str | os.PathLike], params: Sequence[Params] | None
+) -> list[tuple[LM, Params]]:
+    """``load`` of each model. Raises UserError for another number of parameters."""
+    each = [None] * len(models) if params is None else params
+    if len(each) != len(models):
         raise UserError(
-            f"there are {len(models)} models and {len(params)} params; give one for each model"
+            f"there are {len(models)} models and {len(each)} params; give one for each model"
         )
-    return list(params)
+    return [load(target, model, own) for model, own in zip(models, each, strict=True)]
 
 
 def make(
@@ -160,13 +161,7 @@ def init_params(name: str, params: Params, *_: Any) -> Params:
 
 
 def init(
-    model: LM,
-    nodes: int,
-    room: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    model: LM, nodes: int, room: int, params: ModelParams, context: Context, _: Output, slots: int
 ) -> Any:
     """The cache of the prompt without its pending token, with room for ``room`` tokens more."""
     check_positions(model, slots - nodes)
@@ -232,8 +227,7 @@ def _step(
     model: LM, params: ModelParams, cache: Any, nodes: Nodes, block: Any
 ) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
-    out, own = model.apply(params.draft, nodes.tokens, cache, nodes.layout, block)
-    return out.logits, own
+    return growth.logits_and_block(model, params.draft, nodes.tokens, cache, nodes.layout, block)
 
 
 def commit(model: LM, params: ModelParams, cache: Any, drafted: Drafted, *_: Any) -> Any:

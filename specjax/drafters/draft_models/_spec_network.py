@@ -55,9 +55,9 @@ class Source(struct.PyTreeNode):
 class SpecNetwork(T5):
     """The network. Its decoder has the layers of T5, and attends in both directions."""
 
-    def __init__(self, shape: Shape, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, shape: Shape, dtype: Any, rngs: nnx.Rngs):
         config = shape.config
-        super().__init__(config, dtype=dtype, rngs=rngs)
+        super().__init__(config, dtype, rngs)
         self.bias = RelativeBias(config, dtype, rngs, both_ways=True)
         self.masks = nnx.Param(init()(rngs.params(), (shape.block, config.hidden_size), dtype))
 
@@ -99,11 +99,7 @@ def _both_ways(
     return x + layer.mlp(layer.mlp_norm(x))
 
 
-def _module(shape: Shape, dtype: Any, rngs: nnx.Rngs) -> SpecNetwork:
-    return SpecNetwork(shape, dtype=dtype, rngs=rngs)
-
-
-MODULE = Module(_module)
+MODULE = Module(SpecNetwork)
 
 
 def leaves(shape: Shape) -> dict[tuple[str, ...], Any]:

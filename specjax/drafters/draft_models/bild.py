@@ -40,13 +40,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: numbers out of range, another vocabulary than the target's, a directory that
             cannot be loaded.
     """
-    made = draft_model.make(
-        target,
-        model=keys.model,
-        gamma=keys.gamma,
-        gaps=keys.gaps,
-        params=keys.params,
-        siblings="top_k",
-        control=f"threshold:{keys.fallback!r}",
-    )
+    own = dict(vars(keys))
+    control = f"threshold:{own.pop('fallback')!r}"
+    made = draft_model.make(target, **own, siblings="top_k", control=control)
     return made._replace(name="bild", probs=None, training=None)

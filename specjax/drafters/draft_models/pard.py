@@ -140,32 +140,25 @@ def _mask(files: dict[str, int], asked: int | None) -> int:
 
 def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps: bool) -> Drafter:
     depth = plan.growth.depth
-    behind = depth + 1  # the pending token, and drafts that were accepted and never fed
-    begin = Bound(_begin, model, mask_id, depth, behind)
-    stepper = Stepper(begin, growth.step_at_depth, independent=True)
+    stepper = Stepper(Bound(_begin, model, mask_id, depth), growth.step_at_depth, independent=True)
     reader = reader_of(target, model, mask_id)
     training = Training(
         loss=Bound(_masked_text.loss, reader, depth),
         **_foresee.forecasts(Bound(_masked_text.along, reader), plan, before=0),
     )
     own = NAME, model, params, plan, stepper
-    return _small_model.build(*own, behind=behind, gaps=gaps, training=training)
+    return _small_model.build(*own, behind=depth + 1, gaps=gaps, training=training)
 
 
 def _begin(
-    model: LM,
-    mask_id: int,
-    depth: int,
-    behind: int,
-    params: ModelParams,
-    context: Context,
-    cache: Any,
+    model: LM, mask_id: int, depth: int, params: ModelParams, context: Context, cache: Any
 ) -> Begun:
     """One pass over the committed tokens that the cache lacks, and the masks after them.
 
-    Of the tokens the cache lacks 1 to ``behind``, or none in a finished row; only they are
+    Of the tokens the cache lacks 1 to ``depth`` + 1, or none in a finished row; only they are
     committed.
     """
+    behind = depth + 1  # the pending token, and drafts that were accepted and never fed
     missing, tokens = growth.lacking(context.tokens, context.length, cache.length, behind)
     masks = jnp.full((len(tokens), depth - 1), mask_id, jnp.int32)
     layout = _masked_text.layout_of_draft(missing, behind, depth - 1)

@@ -38,6 +38,7 @@ from specjax.drafters.heads._depth_loss import mean
 from specjax.drafters.shared_keys import StoredKeys
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
+from specjax.models.layers import dtype_of
 from specjax.models.t5_config import T5Config
 from specjax.topology import shapes
 from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
@@ -108,12 +109,10 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 def _net(target: LM, shape: Shape, given: Given) -> Net:
     """The static facts. Raises UserError for parameters of another shape."""
-    own = jnp.float32
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-        own = given.params["masks"].dtype
     assert target.encoder is not None
-    return Net(shape, target.encoder.start, jnp.dtype(own))
+    return Net(shape, target.encoder.start, dtype_of(given.params))
 
 
 def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
@@ -255,11 +254,10 @@ def loss(
     source = network.read(net, pair, batch.tokens, keys.remat)
     pending, known = random_places(random[0], batch, keys.places)
     answers, counted = _labels(net, batch, pending, known)
+    written = network.written(batch.tokens, source, batch.tokens.shape[1])
     # Each beginning is a row of its own; the sources were read once.
-    repeated = jax.tree.map(lambda x: jnp.repeat(x, pending.shape[1], 0), source)
-    tokens = jnp.repeat(
-        network.written(batch.tokens, source, batch.tokens.shape[1]), pending.shape[1], 0
-    )
+    each = (source, written)
+    repeated, tokens = jax.tree.map(lambda x: jnp.repeat(x, pending.shape[1], 0), each)
     read = jnp.maximum((pending - source.count[:, None]).reshape(-1) + 1, 1)
     given = jnp.zeros_like(counted)
     if keys.glancing:
@@ -268,9 +266,8 @@ def loss(
         fall = FALL if keys.fall is None else keys.fall
         rate = keys.glancing * (1 - fall * _depth_loss.progress(batch, keys.run_steps))
         order = jax.random.uniform(random[1], counted.shape)
-        given = _depth_loss.first_free(
-            counted, order, _depth_loss.given_count(counted & (guess != answers), rate)
-        )
+        number = _depth_loss.given_count(counted & (guess != answers), rate)
+        given = _depth_loss.first_free(counted, order, number)
     logits = network.logits(net, pair, tokens, read, repeated, answers, given, keys.remat)
     return _compare(logits, answers, counted & ~given, given, keys.smoothing)
 

@@ -99,16 +99,13 @@ def make(target: LM, keys: Keys) -> Drafter:
             ``draft_tree`` for each model.
     """
     shape, models = shapes.parse(keys.tree), list_of(keys.models)
-    each_params = _small_model.params_of(models, keys.params)
     # A model may have proposed none of the emitted tokens: it then lacks all of them, and the
     # pending one.
     behind = shape.depth + 1
     shape = shapes.check(shape.parents, target.vocab_size)
     plan = Plan(Fixed(shape, "iid"), controllers.parse(keys.control))
-    parts = []
-    for model, own in zip(models, each_params, strict=True):
-        lm, loaded = _small_model.load(target, model, own)
-        parts.append(_small_model.build("specinfer", lm, loaded, plan, behind=behind))
+    loaded = _small_model.load_all(target, models, keys.params)
+    parts = [_small_model.build("specinfer", *each, plan, behind=behind) for each in loaded]
     setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
     return Drafter(
         init_params=Bound(_init_params, setup),
@@ -239,12 +236,7 @@ def _propose(
 
 
 def _update(
-    setup: _Setup,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    setup: _Setup, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
     after, shape = [], setup.shape
     # The round may have verified the first nodes only.
@@ -256,7 +248,7 @@ def _update(
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
-        after.append(part.update(_of(params, i), each, mine, own, target_out))
+        after.append(part.update(_of(params, i), each, mine, own, out))
     return State(tuple(after), state.order)
 
 

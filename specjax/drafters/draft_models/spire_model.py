@@ -27,15 +27,15 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from specjax import cache as kv
-from specjax import checks, files, tree
+from specjax import checks, tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.errors import UserError
 from specjax.models import hf, lm, rope, tensor_files
 from specjax.models.attention import Scores
 from specjax.models.hf_config import config_from_hf, config_to_hf
-from specjax.models.hf_tokenizer import fingerprint, load_tokenizer, save_tokenizer
-from specjax.models.hf_weights import read_params, write_params
+from specjax.models.hf_tokenizer import fingerprint, load_tokenizer
+from specjax.models.hf_weights import read_params
 from specjax.models.transformer import Block, Transformer
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
@@ -127,14 +127,6 @@ class SparseCache(struct.PyTreeNode):
         return max(self.slots - self.sinks, 0)
 
 
-def zeros(
-    layers: int, batch: int, heads: int, slots: int, width: int, dtype, sinks: int, window: int
-) -> SparseCache:
-    """An empty cache for texts of ``slots`` tokens; it has at most ``sinks + window`` slots."""
-    plain = kv.zeros(layers, batch, heads, min(slots, sinks + window), width, dtype)
-    return SparseCache(plain.k, plain.v, plain.length, sinks)
-
-
 def positions(cache: SparseCache) -> Array:
     """i32[B,S]: the position in each slot; -1: none."""
     fixed = jnp.arange(cache.slots - cache.ring)
@@ -152,16 +144,13 @@ def commit(
 
     A slot is written only if a committed token has its place there.
     """
-    size = block.output.shape[1] if path is None else path.shape[1]
-    inside = jnp.arange(size) < count[:, None]
-    kept: KVBlock = tree.mask(block, inside) if path is None else tree.take(block, path, inside)
+    kept, inside = tree.accepted(block, count, path)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = kv.write_after(cache.length, kept.output).astype(jnp.result_type(int))
-    slot = _slots(cache, start, count, size)
-    row = jax.vmap(lambda buffer, new, at: buffer.at[:, at].set(new, mode="drop"))
+    slot = _slots(cache, start, count, inside.shape[1])
 
     def put(buffer: Array, new: Array) -> Array:
-        return row(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
+        return kv.write_at(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
 
     return cache.replace(
         k=tuple(map(put, cache.k, kept.k)),
@@ -528,12 +517,14 @@ def from_config(
         raise UserError(f"taps are {taps}; layers are numbered 0..{decoder.num_layers - 1}")
 
     def init_cache(batch: int, slots: int) -> SparseCache:
-        shape = (decoder.num_layers, batch, decoder.num_kv_heads, slots, decoder.head_dim)
-        return zeros(*shape, dtype, config.sinks, config.window)
+        own = min(slots, config.slots)
+        shape = (decoder.num_layers, batch, decoder.num_kv_heads, own, decoder.head_dim)
+        plain = kv.zeros(*shape, dtype)
+        return SparseCache(plain.k, plain.v, plain.length, config.sinks)
 
     def apply(params, tokens, cache, layout=None, block=None):
-        own, weights = _split(params)
-        job = SpirePass(config, _module(config, own), weights, cache, taps, remat)
+        weights = params[MEMORY]["weights"] if MEMORY in params else None
+        job = SpirePass(config, _module(config, params), weights, cache, taps, remat)
         done = run(job, tokens, layout, block)
         out = Output(job.module.logits(done.hidden), done.hidden, done.taps)
         return out, KVBlock(done.k, done.v, done.hidden[..., 0].astype(jnp.float32))
@@ -546,18 +537,12 @@ def from_config(
         decoder.longest_text,
         name=name,
         width=decoder.hidden_size,
-        embed=lambda params, tokens: _module(config, _split(params)[0]).embedded(tokens),
-        unembed=lambda params, hidden: _module(config, _split(params)[0]).logits(hidden),
+        embed=lambda params, tokens: _module(config, params).embedded(tokens),
+        unembed=lambda params, hidden: _module(config, params).logits(hidden),
         layers=decoder.num_layers,
         window=config.window,
         tapping=lambda layers: from_config(config, dtype, tuple(layers), name, remat).apply,
     )
-
-
-def _split(params: dict) -> tuple[dict, Array | None]:
-    """The parameters of the decoder, and the weights of the mixture."""
-    own = {key: value for key, value in params.items() if key != MEMORY}
-    return own, params[MEMORY]["weights"] if MEMORY in params else None
 
 
 def _module(config: SpireConfig, params: dict) -> Transformer:
@@ -573,7 +558,6 @@ def _module(config: SpireConfig, params: dict) -> Transformer:
 ARCHITECTURE = "SpireDraftModel"
 _KEYS = ("sinks", "window", "feedback", "own")
 _MEMORY_FILE = "memory.safetensors"
-_SHARD = 5_000_000_000  # bytes
 
 
 class Loaded(NamedTuple):
@@ -646,34 +630,15 @@ def save(
             "the parameters are not those of the config; "
             "save a model with the config it was made with"
         )
-    path = Path(directory).expanduser().resolve()
-    if path.is_file() or (any(path.glob("*")) and not any(path.glob("model*.safetensors"))):
-        raise UserError(
-            f"{path} exists and is not a model directory; name a new one to save a model"
-        )
-    own = {key: value for key, value in params.items() if key != MEMORY}
-    weights = {MEMORY: tensor_files.tensor(params[MEMORY]["weights"])} if config.feedback else {}
-    if jax.process_index() > 0:
-        write_params(None, config.decoder, own, _SHARD)
-        tensor_files.write(None, weights)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as fresh:
-        fresh.mkdir()
-        files.write_json(fresh / "config.json", _to_json(config, own, layers))
-        write_params(fresh, config.decoder, own, _SHARD)
-        if weights:
-            tensor_files.write(fresh / _MEMORY_FILE, weights)
-        if tokenizer is not None:
-            save_tokenizer(fresh, tokenizer, config.decoder)
-
-
-def _to_json(config: SpireConfig, params: dict, layers: str) -> dict:
     raw: dict[str, Any] = {"architectures": [ARCHITECTURE], "model_type": "spire"}
     raw |= {key: getattr(config, key) for key in _KEYS}
     raw |= {"target_layers": layers} if layers else {}
     dtype = str(params["embed"]["embedding"].dtype)
-    return raw | {"torch_dtype": dtype, "decoder": config_to_hf(config.decoder)}
+    raw |= {"torch_dtype": dtype, "decoder": config_to_hf(config.decoder)}
+    weights = {MEMORY: tensor_files.tensor(params[MEMORY]["weights"])} if config.feedback else {}
+    tensors = {_MEMORY_FILE: weights} if weights else {}
+    own = {key: value for key, value in params.items() if key != MEMORY}
+    hf.write(directory, config.decoder, own, raw, tokenizer, tensors=tensors)
 
 
 def _read_weights(path: Path, config: SpireConfig) -> Any:

@@ -159,7 +159,7 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
         roots = 0 if begun.memory is None else 1
         nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
-        memory = setup.stepper.step(params, growing.read_of(begun), nodes, begun.memory)[1]
+        memory = setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
         return begun.memory, memory
 
     # Only the shapes are needed.
@@ -200,16 +200,11 @@ def _propose(
 
 
 def _update(
-    setup: _Setup,
-    params: ModelParams,
-    state: State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    setup: _Setup, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
     stepper, (_, controller) = setup
     drafted = _drafted(setup, state, verdict) if stepper.commits_block else None
-    kept = stepper.commit(params, state.kept, drafted, verdict, target_out)
+    kept = stepper.commit(params, state.kept, drafted, verdict, out)
     if controller is not None:
         state = state.replace(control=updated(controller, state.control, draft, verdict))
     return state.replace(kept=kept)
@@ -302,7 +297,7 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
     parent = jnp.broadcast_to(own - 1, (job.batch, 1))
     nodes = Nodes(token, parent, index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
-    logits, memory = job.stepper.step(job.params, job.reads, nodes, carry.block)
+    logits, memory = job.stepper.step(job.params, job.begun.source, nodes, carry.block)
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
@@ -412,10 +407,8 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
             exists = rows.going[:, None]
-            level = level.replace(
-                total=jnp.where(exists, level.total, -jnp.inf),
-                score=jnp.where(exists, level.score, -jnp.inf),
-            )
+            total, score = (jnp.where(exists, x, -jnp.inf) for x in (level.total, level.score))
+            level = level.replace(total=total, score=score)
         level = level.replace(valid=jnp.broadcast_to(rows.going[:, None], level.tokens.shape))
         if plan.beams:
             level, above = at((level, above), dynamic.frontier(level.total, plan.beams))

@@ -16,7 +16,7 @@ from specjax.control import Ahead, Controller
 from specjax.rng import RowKeys
 from specjax.sampling import dtype_of
 from specjax.tree import Layout
-from specjax.types import Array, Context, ModelParams, Verdict, no_state, same_state
+from specjax.types import LM, Array, Context, ModelParams, Verdict, no_state, same_state
 
 
 class Begun(NamedTuple):
@@ -31,6 +31,11 @@ class Begun(NamedTuple):
     # What ``step`` reads in the place of ``kept``, and what is not carried to the next round: the
     # target's cache. None: it reads ``kept``.
     reads: Any = None
+
+    @property
+    def source(self) -> Any:
+        """What ``Stepper.step`` reads of the committed text."""
+        return self.kept if self.reads is None else self.reads
 
 
 class Nodes(NamedTuple):
@@ -100,6 +105,12 @@ class State(struct.PyTreeNode):
     block: Any = None
     # i32[B,N] place of each node of a dynamic tree in the block, -1: not fed.
     places: Array | None = None
+
+
+def logits_and_block(model: LM, *args: Any) -> tuple[Array, Any]:
+    """A pass of a model as ``Stepper.step`` gives it: a node's memory is its part of the block."""
+    out, block = model.apply(*args)
+    return out.logits, block
 
 
 def step_at_depth(params: ModelParams, logits: Array, nodes: Nodes, *_: Any) -> tuple[Array, Array]:
@@ -175,19 +186,9 @@ class Job(NamedTuple):
         return self.context.length.shape[0]
 
     @property
-    def reads(self) -> Any:
-        """What ``Stepper.step`` reads of the committed text."""
-        return read_of(self.begun)
-
-    @property
     def roots(self) -> int:
         """1 if the pending token has a place in the block, else 0."""
         return 0 if self.begun.memory is None else 1
-
-
-def read_of(begun: Begun) -> Any:
-    """What ``Stepper.step`` reads of the committed text."""
-    return begun.kept if begun.reads is None else begun.reads
 
 
 class Rows(struct.PyTreeNode):
@@ -225,12 +226,10 @@ def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     """The rows after the controller's answer about the next level."""
     good = jnp.isfinite(ahead.logits.max(-1)).all(-1)
     rows = rows.replace(finite=rows.finite & (good | ~rows.going))
-    if job.controller is None:
+    if job.limit is not None:
+        rows = rows.replace(going=rows.going & (ahead.depth < job.limit))
+    if job.controller is None or job.controller.ask is None:
         return rows
-    going = rows.going if job.limit is None else rows.going & (ahead.depth < job.limit)
-    if job.controller.ask is None:
-        return rows.replace(going=going)
-    rows = rows.replace(going=going)
     answer, control = job.controller.ask(rows.control, ahead)
     return rows.replace(
         going=rows.going & answer, control=tree.where_rows(rows.going, control, rows.control)
@@ -246,7 +245,7 @@ def step(job: Job, rows: Rows, nodes: Nodes, block: Any) -> tuple[Array, Any]:
     """``Stepper.step``; with a controller it runs only if a row goes on, and else gives zeros."""
 
     def run() -> tuple[Array, Any]:
-        return job.stepper.step(job.params, job.reads, nodes, block)
+        return job.stepper.step(job.params, job.begun.source, nodes, block)
 
     if job.controller is None:
         return run()

@@ -295,9 +295,8 @@ def _get(table: Array, *index: Array) -> Array:
 
 def _put(table: Array, when: Array, index: Array, record: Array) -> Array:
     """The table with new records at some places; where ``when`` is False no record is written."""
-    return table.at[jnp.where(when, index, table.shape[0])].set(
-        record.astype(table.dtype), mode="drop"
-    )
+    at = jnp.where(when, index, table.shape[0])
+    return table.at[at].set(record.astype(table.dtype), mode="drop")
 
 
 def _hash(state: Array, token: Array) -> Array:

@@ -147,9 +147,8 @@ def _propose(
     states, parts, text = [], [], context
     for index, system in enumerate(row.systems):
         old = state.systems[index]
-        drawn, new = _system.draw(system, params, keys.inner(index), text, old)
-        probs = _system.probs_of(context, drawn)
-        parts.append(Draft(drawn.tokens, drawn.valid, probs=probs, finite=drawn.finite))
+        drawn, _, new = _system.draw(system, params, keys.inner(index), text, old)
+        parts.append(drawn)
         states.append(new)
         text = _longer(text, drawn.tokens)
     if row.leaf is not None:
@@ -167,14 +166,10 @@ def _longer(context: Context, tokens: Array) -> Context:
 
 def _joined(row: Row, parts: list[Draft]) -> Draft:
     """The parts as one chain; a token that was not drawn has probability 1."""
-    probs = _stages.probs_of(parts, row.vocab_size)
+    every = zip(parts, _stages.probs_of(parts, row.vocab_size), strict=True)
+    joined = tree.join(*(Draft(part.tokens, part.valid, probs=probs) for part, probs in every))
     finite = [part.finite for part in parts if part.finite is not None]
-    return Draft(
-        jnp.concatenate([part.tokens for part in parts], 1),
-        jnp.concatenate([part.valid for part in parts], 1),
-        probs=jnp.concatenate(probs, 1),
-        finite=functools.reduce(jnp.logical_and, finite),
-    )
+    return joined.replace(finite=functools.reduce(jnp.logical_and, finite))
 
 
 def _update(

@@ -192,12 +192,7 @@ def allowed(name: str, drafter: Drafter) -> Drafter:
 
 
 def _init(
-    name: str,
-    drafter: Drafter,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    name: str, drafter: Drafter, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Any:
     """``Drafter.init``, with the checks that need a state."""
     nothing = Unreadable(
@@ -205,7 +200,7 @@ def _init(
         "another model; take a lookup or a model"
     )
     params, context = params._replace(target=nothing), context.replace(cache=nothing)
-    state = drafter.init(params, context, target_out, slots)
+    state = drafter.init(params, context, out, slots)
     if isinstance(state, stepper.State) and jax.tree.leaves(state.control):
         raise UserError(
             f"{name}: the controller of {drafter.name} learns from verdicts, and those of inner "

@@ -94,11 +94,10 @@ def run(
     """Rounds of the inner system until every row has ``gamma`` tokens, or has failed."""
     model, below = overlay.overlay(system.reader.model), system.below(params)
     batch, gamma = context.length.shape[0], system.gamma
+    # A verdict is written as a whole, also where it is cut.
+    more = ((0, 0), (0, system.drafter.longest + 1))
     state = DecodeState(
-        # A verdict is written as a whole, also where it is cut.
-        tokens=jnp.pad(
-            context.tokens, ((0, 0), (0, system.drafter.longest + 1)), constant_values=-1
-        ),
+        tokens=jnp.pad(context.tokens, more, constant_values=-1),
         length=context.length,
         limit=context.length + gamma,
         # A row that the outer loop has finished needs no tokens.
@@ -160,20 +159,17 @@ def _scored(
     sizes = tree.widths(drafter._replace(rare=drafter.rare._replace(merges=1)))
     plain = state.replace(sampling=state.sampling.replace(maps=None))
 
-    def branch(width: int) -> Callable[[], tuple[Output, Any]]:
-        def run() -> tuple[Output, Any]:
-            few = tree.first_nodes(draft, width - 1)
-            out, block, _ = step.score(model, drafter, params, plain, few)
-            return tree.sized((out, block), drafter.nodes + 1)
-
-        return run
+    def score(width: int) -> tuple[Output, Any]:
+        few = tree.first_nodes(draft, width - 1)
+        out, block, _ = step.score(model, drafter, params, plain, few)
+        return tree.sized((out, block), drafter.nodes + 1)
 
     if len(sizes) == 1:
-        out, block = branch(sizes[0])()
+        out, block = score(sizes[0])
     else:
         fed = jnp.max(tree.fed_nodes(draft, state.done)) + 1
         index = jnp.searchsorted(jnp.asarray(sizes), fed)
-        out, block = jax.lax.switch(index, [branch(width) for width in sizes])
+        out, block = jax.lax.switch(index, [Bound(score, width) for width in sizes])
     return Scored(
         out._replace(logits=outcome.mapped(state, draft, out.logits, for_draft=True)), block
     )
@@ -186,14 +182,9 @@ def _places(draft: Draft, info: StepInfo) -> Array:
         return jnp.broadcast_to(jnp.arange(size), info.tokens.shape)
     exist = tree.exists(draft.valid, draft.parents)
     # Nodes with the same tokens before them have the same logits.
+    nodes = draft.tokens, exist, draft.parents
     at = [
-        tree.nodes_at(
-            info.tokens[:, :depth],
-            jnp.minimum(info.accepted, depth),
-            draft.tokens,
-            exist,
-            draft.parents,
-        )
+        tree.nodes_at(info.tokens[:, :depth], jnp.minimum(info.accepted, depth), *nodes)
         for depth in range(size)
     ]
     return jnp.argmax(jnp.stack(at, 1), -1)
@@ -239,15 +230,6 @@ class State(struct.PyTreeNode):
     text: Array  # i32[B] length of the committed text
 
 
-class Drawn(NamedTuple):
-    """The tokens of a system."""
-
-    tokens: Array  # i32[B,gamma]
-    valid: Array  # bool[B,gamma] all, unless logits were not finite
-    logits: Array  # f[B,gamma,V] the model's, after the row's maps, that each token was drawn from
-    finite: Array  # bool[B]
-
-
 def init(
     system: System, params: ModelParams, context: Context, target_out: Output, slots: int
 ) -> State:
@@ -268,24 +250,24 @@ def init(
 
 def draw(
     system: System, params: ModelParams, keys: RowKeys, context: Context, state: State
-) -> tuple[Drawn, State]:
-    """``gamma`` tokens after ``context``, whose last ``offset`` tokens are drafts."""
+) -> tuple[Draft, Array, State]:
+    """``gamma`` tokens after ``context``, whose last ``offset`` tokens are drafts.
+
+    All of the draft are valid, unless logits were not finite. The logits f[B,gamma,V] are the
+    model's, after the row's maps, that each token was drawn from.
+    """
     cache, kept = _open(system, params, context, state.kept)
     begin = cache.base.length
     cache = _caught_up(system, params, context, cache)
     end = run(system, params, keys, context, cache, state.inner)
     place = context.length[:, None] + jnp.arange(system.gamma)
     tokens = jnp.take_along_axis(end.state.tokens, place, axis=1)
-    drawn = Drawn(
-        jnp.maximum(tokens, 0),
-        place < end.state.length[:, None],
-        end.logits,
-        end.state.failed < 0,
-    )
-    after = end.state.cache
+    tokens, valid = jnp.maximum(tokens, 0), place < end.state.length[:, None]
+    finite, after = end.state.failed < 0, end.state.cache
     inner = restored(end.state.draft, end.before)
-    text = context.length - system.offset
-    return drawn, State(kept, inner, after.block, after.count, begin, text)
+    state = State(kept, inner, after.block, after.count, begin, context.length - system.offset)
+    probs = _probs_of(context, tokens, end.logits)
+    return Draft(tokens, valid, probs=probs, finite=finite), end.logits, state
 
 
 def settle(
@@ -311,18 +293,18 @@ def settle(
     return state.replace(kept=kept, inner=inner)
 
 
-def probs_of(context: Context, drawn: Drawn) -> Array:
+def _probs_of(context: Context, tokens: Array, logits: Array) -> Array:
     """f[B,gamma,V]: ``Draft.probs``. In greedy rows 1 for the token; zeros if all rows are greedy.
 
     In greedy rows a token need not be the model's best one: the inner rule may be lenient there.
     """
 
     def sampled() -> Array:
-        probs = sampling.to_probs(drawn.logits, context.sampling)
-        one_hot = jax.nn.one_hot(drawn.tokens, probs.shape[-1], dtype=probs.dtype)
+        probs = sampling.to_probs(logits, context.sampling)
+        one_hot = jax.nn.one_hot(tokens, probs.shape[-1], dtype=probs.dtype)
         return jnp.where(context.sampling.greedy[:, None, None], one_hot, probs)
 
-    zeros = jnp.zeros(drawn.logits.shape, sampling.dtype_of(drawn.logits))
+    zeros = jnp.zeros(logits.shape, sampling.dtype_of(logits))
     return jax.lax.cond(jnp.all(context.sampling.greedy), lambda: zeros, sampled)
 
 

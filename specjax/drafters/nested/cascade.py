@@ -171,17 +171,14 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: models of different vocabularies, lengths of another form, a model that no length
             uses, a drafter that cannot be inside, numbers out of range.
     """
-    given = specinfer.list_of(keys.models)
-    each = _small_model.params_of(given, keys.params)
-    loaded = [_small_model.load(target, model, own) for model, own in zip(given, each, strict=True)]
-    sizes = parse(keys.lengths, len(given))
+    loaded = _small_model.load_all(target, specinfer.list_of(keys.models), keys.params)
+    sizes = parse(keys.lengths, len(loaded))
     leaf = _leaf(target, sizes, keys.drafters)
     cascade = _Cascade(tuple(lm for lm, _ in loaded), sizes, leaf, _inner_rule(keys.lenience))
     init_params = Bound(_init_params, [own for _, own in loaded], leaf)
     made = _row.checked(_drafter_of(cascade, 0, (), 0, init_params), *cascade.models)
     made = made._replace(greedy_only=keys.lenience < 1)
-    first = sizes[0]
-    if first[0] != made.nodes or keys.lenience < 1:
+    if sizes[0][0] != made.nodes or keys.lenience < 1:
         return made
     # All tokens are samples of the first model: its probabilities are those of a draft model.
     both = Bound(_small_model.both, target, cascade.models[0])

@@ -243,8 +243,7 @@ def _part_of(
         parents = None
     elif parents is None:
         parents = jnp.full_like(draft.tokens, -1)
-    nodes = Draft(draft.tokens, draft.valid, parents, draft.probs)
-    nodes = _sized(nodes, n, stage.whole)
+    nodes = _sized(Draft(draft.tokens, draft.valid, parents, draft.probs), n, stage.whole)
     own_draft = nodes.replace(finite=draft.finite, depth=stage.depth)
     own_verdict = Verdict(
         jnp.where(keep, verdict.tokens[:, : m + 1], -1),
@@ -265,10 +264,8 @@ def _sized(block, size: int, whole: bool):
 
 
 def _learn(settings: Settings, params, state, lengths):
-    learned = []
-    for index, stage in enumerate(settings.stages):
-        own_state = state.replace(draft=state.draft.states[index])
-        own = params.draft[index]
-        learn = stage.rare.learn
-        learned.append(own if learn is None else learn(params, own_state, lengths))
-    return tuple(learned)
+    every = zip(settings.stages, params.draft, state.draft.states, strict=True)
+    return tuple(
+        stage.rare.learn(params, state.replace(draft=inner), lengths) if stage.rare.learn else own
+        for stage, own, inner in every
+    )

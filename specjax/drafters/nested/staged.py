@@ -22,7 +22,7 @@ from specjax.drafters.draft_models import _small_model
 from specjax.drafters.growth.siblings import without_replacement
 from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._stages import Stages
-from specjax.drafters.nested._system import Drawn, System
+from specjax.drafters.nested._system import System
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
 from specjax.types import (
@@ -132,11 +132,11 @@ def _init_params(own: Params, lookup: Drafter, key: Any) -> Params:
 def _propose(
     settings: _Settings, params: ModelParams, keys: RowKeys, context: Context, state: _system.State
 ) -> tuple[Draft, _system.State]:
-    drawn, state = _system.draw(settings.system, params, keys.inner(0), context, state)
-    probs = _system.probs_of(context, drawn)
+    drawn, logits, state = _system.draw(settings.system, params, keys.inner(0), context, state)
     if settings.width == 1:
-        return Draft(drawn.tokens, drawn.valid, probs=probs, finite=drawn.finite), state
-    tokens, exist, all_probs = _siblings(settings, keys, context, drawn, probs)
+        return drawn, state
+    tokens, exist, probs = _siblings(settings, keys, context, drawn, logits)
+    assert drawn.probs is not None
     batch = context.length.shape[0]
     parents = jnp.asarray(settings.parents, jnp.int32)
 
@@ -149,7 +149,7 @@ def _propose(
         joined(drawn.tokens, tokens),
         joined(drawn.valid, exist & drawn.valid[..., None]),
         jnp.broadcast_to(parents, (batch, len(parents))),
-        joined(probs, all_probs),
+        joined(drawn.probs, probs),
         finite=drawn.finite,
         depth=settings.gamma,
     )
@@ -157,17 +157,18 @@ def _propose(
 
 
 def _siblings(
-    settings: _Settings, keys: RowKeys, context: Context, drawn: Drawn, probs: Array
+    settings: _Settings, keys: RowKeys, context: Context, drawn: Draft, logits: Array
 ) -> tuple[Array, Array, Array]:
     """The other nodes of each depth: tokens [B,gamma,width-1], which of them exist, their probs.
 
     Drawn without replacement from the probabilities of the chain's token, without that token. In
     greedy rows they are the most probable tokens after the best one.
     """
-    others, vocab = settings.width - 1, probs.shape[-1]
+    others, vocab, probs = settings.width - 1, logits.shape[-1], drawn.probs
+    assert probs is not None
 
     def best() -> Array:
-        return sampling.top(drawn.logits, settings.width)[1][..., 1:]
+        return sampling.top(logits, settings.width)[1][..., 1:]
 
     def sampled() -> tuple[Array, Array, Array]:
         weights = jnp.where(jnp.arange(vocab) == drawn.tokens[..., None], 0, probs)

@@ -22,12 +22,12 @@ from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import none
 from specjax.drafters.draft_models import _small_model
-from specjax.drafters.nested import _row, _system
+from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._row import Row
 from specjax.drafters.nested._system import System
 from specjax.drafters.self_speculation import magicdec
 from specjax.prompt import check_window
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Drafter, Params
 
 REFERENCE = "sun2024triforce"
 
@@ -76,7 +76,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     view = magicdec.view_of("retrieval", target, keys.budget, gamma + 1, **of_view)
     rule = accept.load("chain")
     # The small model drafts inside the middle level, whose buffer has room for ``gamma`` tokens.
-    reader = _system.own_cache(small, _of_model, [gamma + BEHIND])
+    reader = _system.own_cache(small, Bound(_stages.params_at, ()), [gamma + BEHIND])
     lowest = System(reader, none.make(small), rule, keys.model_gamma, lag=BEHIND, depth=2)
     row = Row((lowest,), None, target.vocab_size)
     inner = _row.build("triforce", row, None)
@@ -86,7 +86,3 @@ def make(target: LM, keys: Keys) -> Drafter:
     check_window(target, made)
     # Tokens of a prompt are fed together, so the small model reads more than in later rounds.
     return _row.checked(made, small)._replace(history=True)
-
-
-def _of_model(params: ModelParams) -> Params:
-    return params.draft

@@ -30,7 +30,7 @@ from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.multi._heads import output_kernel
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models.attention import Attention, past, rope_angle, stored
-from specjax.models.layers import Linear, Module, Norm, in_float32, linear_options
+from specjax.models.layers import Linear, Module, Norm, dtype_of, in_float32, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import LM, Array, Context, LowerLayers, ModelParams, Output, Params, Verdict
@@ -96,9 +96,9 @@ class _Module(nnx.Module):
 MODULE = Module(_Module)
 
 
-def init_cache(adapter: Adapter, batch: int, slots: int, dtype: Any) -> KVCache:
-    """The cache of the layer."""
-    return _prefix.init_cache(adapter.shape.config, dtype, 1, batch, slots)
+def init_cache(adapter: Adapter, params: ModelParams, batch: int, slots: int) -> KVCache:
+    """The cache of the layer, in the dtype of its parameters."""
+    return _prefix.init_cache(adapter.shape.config, dtype_of(params.draft), 1, batch, slots)
 
 
 def logits(
@@ -229,9 +229,9 @@ def inner(adapter: Adapter, depth: int, reuse: bool) -> Inner:
     return Inner(model, _pair, view, init, _commit, features=True, lower=lower)
 
 
-def _lower(adapter: Adapter, block: _Both) -> LowerLayers:
+def _lower(adapter: Adapter, state: growth.State) -> LowerLayers:
     """``Inner.lower``."""
-    return LowerLayers(block.hidden, block.part, adapter.layer)
+    return LowerLayers(state.block.hidden, state.block.part, adapter.layer)
 
 
 def _pair(params: ModelParams) -> ModelParams:
@@ -273,18 +273,12 @@ def _view_of_layer(
 
 
 def _init(
-    adapter: Adapter,
-    depth: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    adapter: Adapter, depth: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """The layer's cache of the prompt without its pending token."""
-    [features] = target_out.taps
+    [features] = out.taps
     batch, size, width = features.shape
-    dtype = jax.tree.leaves(params.draft)[0].dtype
-    cache = init_cache(adapter, batch, slots, dtype)
+    cache = init_cache(adapter, params, batch, slots)
     if size:
 
         def apply(features: Array, cache: KVCache) -> tuple[None, KVBlock]:

@@ -54,8 +54,8 @@ class Inner(NamedTuple):
     commit: Callable[..., Any] = same_state
     # Whether ``commit`` reads the target's output.
     features: bool = False
-    # The block of a draft -> what the target's pass goes on from, ``Rare.lower``; None: nothing.
-    lower: Callable[[Any], LowerLayers] | None = None
+    # (State) -> what the target's pass goes on from, ``Rare.lower``; None: nothing.
+    lower: Callable[[State], LowerLayers] | None = None
 
 
 def build(
@@ -86,15 +86,7 @@ def build(
     more = {"probs": probs, "training": training, "features": inner.features, "gaps": gaps}
     drafter = growth.build(name, stepper, plan, init_params, **more)
     check_window(inner.model, drafter)
-    if inner.lower is None:
-        return drafter
-    lower = Bound(_lower, inner.lower)
-    return drafter._replace(rare=drafter.rare._replace(lower=lower))
-
-
-def _lower(read: Callable[[Any], LowerLayers], state: State) -> LowerLayers:
-    """``Rare.lower``."""
-    return read(state.block)
+    return drafter._replace(rare=drafter.rare._replace(lower=inner.lower))
 
 
 def check_cache(name: str, cache: Any) -> None:
@@ -118,5 +110,5 @@ def _step(
     inner: Inner, params: ModelParams, cache: Any, nodes: Nodes, block: Any
 ) -> tuple[Array, Any]:
     """``Stepper.step``: the memory of a node is its part of the model's block."""
-    out, own = inner.model.apply(inner.params(params), nodes.tokens, cache, nodes.layout, block)
-    return out.logits, own
+    given = inner.params(params), nodes.tokens, cache, nodes.layout, block
+    return growth.logits_and_block(inner.model, *given)

@@ -119,8 +119,7 @@ def _exit_layer(target: LM, asked: int) -> int:
 
 def _config(target: LM, asked: Any, given: Given, kind: str) -> TransformerConfig:
     """The shape of the adapter's norms and attention: of the files, or of a new one."""
-    width = target.width or 2
-    new = _prefix.new(width, target, asked.head_dim)
+    new = _prefix.new(target.width or 2, target, asked.head_dim)
     if kind == NONE or given.params is None:
         return new
     eps = value_of(given.config, "rms_norm_eps", float, _prefix.EPS)
@@ -130,9 +129,8 @@ def _config(target: LM, asked: Any, given: Given, kind: str) -> TransformerConfi
     stored = given.config or {"head_dim": new.head_dim}
     dim = _prefix.stored_head_dim(stored, asked.head_dim, queries, keys, "the adapter")
     theta = value_of(given.config, "rope_theta", float, _prefix.THETA)
-    return dataclasses.replace(
-        _prefix.layer(width, dim, queries // dim, keys // dim, 0), norm_eps=eps, rope_theta=theta
-    )
+    layer = _prefix.layer(new.hidden_size, dim, queries // dim, keys // dim, 0)
+    return dataclasses.replace(layer, norm_eps=eps, rope_theta=theta)
 
 
 REFERENCE = ("elhoushi2024layerskip", "liu2024kangaroo")
@@ -165,12 +163,7 @@ class Keys(StoredKeys):
         choices=("", *_exit_adapter.HEADS),
         size=lambda params: "own" if "head" in params else "shared",
     )
-    head_dim: int = key(
-        0,
-        "width of an attention head of a new layer; 0: the largest even divisor of the width up "
-        "to 64",
-        least=0,
-    )
+    head_dim: int = key(0, "width of an attention head of a new layer; 0: the target's", least=0)
     reuse: bool = key(
         False,
         "whether the verification of a chain goes on from the layers that drafting computed "
@@ -327,9 +320,7 @@ def _read(adapter: Adapter, params: ModelParams, out: Output, segments: Array | 
     """The exit's logits, from the outputs along whole texts."""
     if adapter.shape.kind != _exit_adapter.LAYER:
         return _exit_adapter.logits(adapter, params, out)[0]
-    x = out.taps[0]
-    dtype = jax.tree.leaves(params.draft)[0].dtype
-    cache = _exit_adapter.init_cache(adapter, x.shape[0], 0, dtype)
+    cache = _exit_adapter.init_cache(adapter, params, len(out.taps[0]), 0)
     layout = None if segments is None else tree.segments(segments)
     return _exit_adapter.logits(adapter, params, out, cache, layout)[0]
 

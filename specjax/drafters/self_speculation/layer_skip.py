@@ -18,7 +18,7 @@ an idea of SWIFT (Xia et al. 2024, 2410.06916).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,7 @@ from specjax.drafters import growth
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.self_speculation import _own_cache, _skip_sets
+from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.drafters.shared_keys import TreeKeys
 from specjax.prompt import check_window
 from specjax.topology import shapes
@@ -101,12 +102,8 @@ def _init(setup: Setup, params: ModelParams, context: Context, *_: Any) -> State
 
 def _begin(setup: Setup, params: ModelParams, context: Context, kept: State) -> Begun:
     """``Stepper.begin``: the pending token has the first place of each set's block."""
-
-    def run(model: LM, block: None) -> tuple[Array, Any]:
-        out, own = model.apply(params.target, context.pending[:, None], context.cache)
-        return out.logits, own
-
-    logits, memory = _chosen(setup, kept.choice, run, (None,) * len(setup.models))
+    pass_, none = (params.target, context.pending[:, None], context.cache, None), (None,)
+    logits, memory = _chosen(setup, kept.choice, pass_, none * len(setup.models))
     return Begun(logits[:, 0], kept, memory, reads=(context.cache, kept.choice))
 
 
@@ -114,21 +111,19 @@ def _step(
     setup: Setup, params: ModelParams, reads: tuple[Any, Array], nodes: Nodes, blocks: Any
 ) -> tuple[Array, Any]:
     cache, choice = reads
-
-    def run(model: LM, block: Any) -> tuple[Array, Any]:
-        out, own = model.apply(params.target, nodes.tokens, cache, nodes.layout, block)
-        return out.logits, own
-
-    return _chosen(setup, choice, run, blocks)
+    return _chosen(setup, choice, (params.target, nodes.tokens, cache, nodes.layout), blocks)
 
 
 def _chosen(
-    setup: Setup, choice: Array, run: Callable[[LM, Any], Any], blocks: tuple[Any, ...]
+    setup: Setup, choice: Array, pass_: tuple[Any, ...], blocks: tuple[Any, ...]
 ) -> tuple[Array, tuple[Any, ...]]:
-    """The logits of each row's set, and the memory of all; that of a set that no row took is 0."""
+    """The logits of each row's set, and the memory of all; that of a set that no row took is 0.
+
+    ``pass_`` has the arguments of ``LM.apply`` but the block.
+    """
     logits, memories = None, []
     for index, (model, block) in enumerate(zip(setup.models, blocks, strict=True)):
-        one = Bound(run, model, block)
+        one = Bound(growth.logits_and_block, model, *pass_, block)
         own, memory = jax.lax.cond((choice == index).any(), one, Bound(tree.zeros, one))
         mine = (choice == index)[:, None, None]
         logits = own if logits is None else jnp.where(mine, own, logits)
@@ -192,9 +187,5 @@ def make(target: LM, keys: Keys) -> Drafter:
     plan = growth.read(Method("layer_skip", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
     if len(parts) > 1:
         return build(target, tuple(parts), plan)
-    return _own_cache.build(
-        "layer_skip",
-        _own_cache.Inner(target.with_part(parts[0])),
-        plan,
-        probs=Bound(_skip_sets.probs, target, parts[0]),
-    )
+    inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
+    return _own_cache.build("layer_skip", inner, plan, probs=probs)

@@ -35,6 +35,7 @@ import numpy as np
 
 from specjax import accept, declare, decode, drafters, files, rng, sampling, theory
 from specjax.data import progress, recordings
+from specjax.data.recordings import Trace
 from specjax.declare import key
 from specjax.drafters.self_speculation import _skip_sets
 from specjax.drafters.self_speculation._skip_sets import ATTENTION, FILE, MLP, Skips, check
@@ -83,7 +84,7 @@ class Trial(NamedTuple):
 
 def search(
     target: hf.Loaded,
-    traces: Sequence[recordings.Trace],
+    traces: Sequence[Trace],
     directory: Path,
     settings: Settings,
     report: Callable[[str], Any],
@@ -135,40 +136,27 @@ def search(
 
 
 def _evaluation(
-    target: hf.Loaded, traces: Sequence[recordings.Trace], settings: Settings
+    target: hf.Loaded, traces: Sequence[Trace], settings: Settings
 ) -> Callable[[Skips], Trial]:
     """The function that gives the trial of a set."""
     check(target.lm, Skips((), ()))
     rows = texts([t.prompt for t in traces], [t.output for t in traces], settings.width)
     experts = target.config.experts
-    active = 1.0 if experts is None else experts.chosen / experts.experts
-    parts = shares(target.params, active)
-    rate = Acceptance(target.lm, target.params, rows, settings.temperature)
-    measured = functools.partial(_tokens_per_second, target, traces, settings)
-    return functools.partial(_evaluate, rate, parts, settings, measured)
+    parts = shares(target.params, 1.0 if experts is None else experts.chosen / experts.experts)
+    rate = acceptance(target.lm, target.params, rows, settings.temperature)
 
+    def evaluate(skips: Skips) -> Trial:
+        alpha, cost = rate(skips), parts.cost(skips)
+        value, gamma = predicted(alpha, cost, settings.gamma, list(settings.verify) or None)
+        if settings.objective == "measured":
+            value = _tokens_per_second(target, traces, settings, skips, gamma)
+        return Trial(skips, value, alpha, cost, gamma)
 
-def _evaluate(
-    rate: Callable[[Skips], float],
-    parts: Shares,
-    settings: Settings,
-    measured: Callable[[Skips, int], float],
-    skips: Skips,
-) -> Trial:
-    alpha, cost = rate(skips), parts.cost(skips)
-    verify = list(settings.verify) or None
-    value, gamma = predicted(alpha, cost, settings.gamma, verify)
-    if settings.objective == "measured":
-        value = measured(skips, gamma)
-    return Trial(skips, value, alpha, cost, gamma)
+    return evaluate
 
 
 def _tokens_per_second(
-    target: hf.Loaded,
-    traces: Sequence[recordings.Trace],
-    settings: Settings,
-    skips: Skips,
-    gamma: int,
+    target: hf.Loaded, traces: Sequence[Trace], settings: Settings, skips: Skips, gamma: int
 ) -> float:
     """The speed of decoding the prompts, one after another, without compilation."""
     own = {"skip_attention": skips.attention, "skip_mlp": skips.mlp}
@@ -333,12 +321,9 @@ def shares(params: Mapping[str, Any], active: float = 1.0) -> Shares:
     Raises UserError for parameters of another form.
     """
     layers = _layers(params)
-    attention, mlp = (
-        np.array([_size(layer[kind]) for layer in layers], np.float64) for kind in LAST
-    )
-    for index, layer in enumerate(layers):
-        if "router" in layer["mlp"]:
-            mlp[index] *= active
+    sizes = np.array([[_size(layer[kind]) for kind in LAST] for layer in layers], np.float64)
+    attention, mlp = sizes.T
+    mlp = np.where(["router" in layer["mlp"] for layer in layers], active * mlp, mlp)
     head = _size(params.get("head", params["embed"]))
     total = attention.sum() + mlp.sum() + head
     return Shares(attention / total, mlp / total, float(head / total))
@@ -397,49 +382,47 @@ def texts(prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], wi
     return Texts(tokens, counted)
 
 
-class Acceptance:
-    """The acceptance rate of sets on texts, alpha of the first draft token.
+def acceptance(
+    target: LM, params: Params, rows: Texts, temperature: float
+) -> Callable[[Skips], float]:
+    """The acceptance rate of a set on texts as a function: alpha of the first draft token.
 
     At temperature 0 the share of places at which draft and target prefer the same token; otherwise
     the mean overlap of their probabilities (``theory.acceptance_rate``). Later tokens of a draft
     read the draft's own keys and values of the tokens before them, which this leaves out.
     """
 
-    def __init__(self, target: LM, params: Params, rows: Texts, temperature: float):
-        _layers(params)
-        assert target.layers is not None
-        self._params, self._rows, layers = params, rows, tuple(range(target.layers))
-        every = Sublayers(layers, layers)
-        settings = sampling.make_sampling(1, temperature)
+    _layers(params)
+    assert target.layers is not None
+    layers, settings = tuple(range(target.layers)), sampling.make_sampling(1, temperature)
 
-        def read(params: Any, tokens: Array) -> tuple[Any, Any]:
-            out, block = target.apply(params, tokens[None], target.init_cache(1, 0))
-            return block, sampling.to_probs(out.logits, settings)[0]
+    def read(params: Any, tokens: Array) -> tuple[Any, Any]:
+        out, block = target.apply(params, tokens[None], target.init_cache(1, 0))
+        return block, sampling.to_probs(out.logits, settings)[0]
 
-        def score(params: Any, row: Any, attention: Array, mlp: Array) -> Array:
-            tokens, counted, block, probs = row
-            own = without(params, attention, mlp)
-            out = _skip_sets.draft(target, every, own, tokens[None], block)
-            draft = sampling.to_probs(out.logits, settings)[0]
-            # In greedy rows both are one-hot.
-            return jnp.where(counted, jnp.minimum(probs, draft).sum(-1), 0).sum()
+    def score(params: Any, row: Any, attention: Array, mlp: Array) -> Array:
+        tokens, counted, block, probs = row
+        own = without(params, attention, mlp)
+        out = _skip_sets.draft(target, Sublayers(layers, layers), own, tokens[None], block)
+        draft = sampling.to_probs(out.logits, settings)[0]
+        # In greedy rows both are one-hot.
+        return jnp.where(counted, jnp.minimum(probs, draft).sum(-1), 0).sum()
 
-        def total(params: Any, rows: Any, attention: Array, mlp: Array) -> Array:
-            return jax.lax.map(lambda row: score(params, row, attention, mlp), rows).sum()
+    @jax.jit
+    def total(params: Any, rows: Any, attention: Array, mlp: Array) -> Array:
+        return jax.lax.map(lambda row: score(params, row, attention, mlp), rows).sum()
 
-        tokens, counted = map(jnp.asarray, rows)
-        prepare = jax.jit(lambda params, rows: jax.lax.map(functools.partial(read, params), rows))
-        block, probs = prepare(params, tokens)
-        self._read, self._total = (tokens, counted, block, probs), jax.jit(total)
-        self._layers = target.layers
+    tokens, counted = map(jnp.asarray, rows)
+    prepare = jax.jit(lambda params, rows: jax.lax.map(functools.partial(read, params), rows))
+    known = (tokens, counted, *prepare(params, tokens))
 
-    def __call__(self, skips: Skips) -> float:
-        """alpha in [0, 1]."""
-        masks = np.ones((2, self._layers), np.float32)
-        masks[0, [*skips.attention]] = 0
-        masks[1, [*skips.mlp]] = 0
-        value = self._total(self._params, self._read, *jnp.asarray(masks))
-        return min(float(value) / int(self._rows.counted.sum()), 1.0)
+    def rate(skips: Skips) -> float:
+        masks = np.ones((2, len(layers)), np.float32)
+        for mask, left in zip(masks, skips, strict=True):
+            mask[[*left]] = 0
+        return min(float(total(params, known, *jnp.asarray(masks))) / int(rows.counted.sum()), 1.0)
+
+    return rate
 
 
 def predicted(
@@ -449,12 +432,10 @@ def predicted(
 
     ``verify`` as in ``theory.walltime_improvement``.
     """
-    values = [
-        (theory.walltime_improvement(alpha, gamma, cost, verify), -gamma)
-        for gamma in range(1, longest + 1)
-    ]
-    best, gamma = max(values)
-    return best, -gamma
+    lengths = range(1, longest + 1)
+    values = {n: theory.walltime_improvement(alpha, n, cost, verify) for n in lengths}
+    best = max(lengths, key=values.__getitem__)
+    return values[best], best
 
 
 def main(argv: Sequence[str]) -> int:

@@ -176,7 +176,7 @@ def test_slrs_adds_up_all_spellings():
     theirs = (b"ba", b"a", b"ab", b"b")
     target, draft, own = pair(theirs, ours)
     maps = vocabulary_maps.between(target.token_bytes, draft.token_bytes, 6, 4)
-    ways = vocabulary_maps.spellings(target.token_bytes, draft.token_bytes, maps, 4, 100)
+    ways = vocabulary_maps.spellings(target.token_bytes, draft.token_bytes, 6, 4, 100)
     drafter = drafters.make("draft_model", target, model=draft, vocabulary="slrs", gamma=4)
     params = ModelParams(cases.table(0, 6), own)
     prompt = [2, 0, 1]  # in draft tokens ab, a, b
@@ -355,7 +355,7 @@ def test_the_spellings_of_unusual_tokens():
     theirs = TokenBytes("theirs", (b"", b"b", None, b"a", b"ab", b"abb"), None, (2,))
     maps = vocabulary_maps.between(ours, theirs, 5, 6)
     assert maps.draft_of.tolist() == [3, 4, 1, -1, 2]
-    ways = vocabulary_maps.spellings(ours, theirs, maps, 6, 10)
+    ways = vocabulary_maps.spellings(ours, theirs, 5, 6, 10)
     paths = [()]
     for token, parent in zip(ways.tokens, ways.parents, strict=True):
         paths.append((*paths[parent + 1], int(token)))

@@ -71,9 +71,9 @@ def test_its_law_is_the_targets(keys, rule):
 def test_siblings_with_the_probs_of_the_chain_are_noticed(monkeypatch):
     right = staged._siblings
 
-    def wrong(settings, keys, context, drawn, probs):
-        tokens, exist, _ = right(settings, keys, context, drawn, probs)
-        return tokens, exist, jnp.repeat(probs[:, :, None], settings.width - 1, 2)
+    def wrong(settings, keys, context, drawn, logits):
+        tokens, exist, _ = right(settings, keys, context, drawn, logits)
+        return tokens, exist, jnp.repeat(drawn.probs[:, :, None], settings.width - 1, 2)
 
     monkeypatch.setattr(staged, "_siblings", wrong)
     # With three tokens, the residual of the first sibling can be a single token.

@@ -54,7 +54,7 @@ def test_acceptance_and_cost_of_a_set():
     assert rows.counted[0].tolist() == [False, False, True, True, True, False, False, False]
     skips = self_speculation_skip_sets.Skips((1,), (0,))
     for temperature in (0.0, 0.7):
-        rate = skip_search.Acceptance(target, params, rows, temperature)
+        rate = skip_search.acceptance(target, params, rows, temperature)
         assert rate(self_speculation_skip_sets.Skips((), ())) == pytest.approx(1, abs=1e-5)
         tokens = jnp.asarray(rows.tokens)
         outputs = jax.jit(functools.partial(_skip_text.outputs, target, skips.left(LAYERS)))
@@ -123,16 +123,21 @@ def searched(directory, monkeypatch, guess=Guess, stop=None, **settings):
     """(skips.json, the sets that were evaluated in this run)."""
     package = SimpleNamespace(BayesianOptimization=guess)
     monkeypatch.setattr(skip_search, "library", lambda: package)
-    evaluate, seen = skip_search._evaluate, []
+    evaluation, seen = skip_search._evaluation, []
 
-    def counted(*args):
-        if len(seen) == stop:
-            raise KeyboardInterrupt
-        seen.append(args[-1])
-        return evaluate(*args)
+    def counting(*args):
+        evaluate = evaluation(*args)
+
+        def counted(skips):
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+            seen.append(skips)
+            return evaluate(skips)
+
+        return counted
 
     with monkeypatch.context() as patch:
-        patch.setattr(skip_search, "_evaluate", counted)
+        patch.setattr(skip_search, "_evaluation", counting)
         own = skip_search.Settings(**{"trials": 12, "gamma": 4, "width": 12, **settings})
         try:
             return skip_search.search(loaded(), texts(), directory, own, lambda line: None), seen

@@ -5,20 +5,17 @@ Timor et al. 2025 (2502.05202).
 
 from __future__ import annotations
 
-import functools
-
 from specjax.drafters import growth, pairs
 from specjax.drafters._limited import limited
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import intersection, string_law, string_match
 from specjax.drafters.draft_models._vocabularies import maps as vocabulary_maps
-from specjax.drafters.draft_models._vocabularies.maps import Maps, Spellings
-from specjax.drafters.growth.plans import Fixed, Method
+from specjax.drafters.growth.plans import Method
 from specjax.drafters.shared_keys import DraftKeys, TreeKeys
 from specjax.errors import UserError
 from specjax.models.token_bytes import TokenBytes
 from specjax.topology import shapes
-from specjax.types import CHAIN, LM, Drafter, Params
+from specjax.types import LM, Drafter, Params
 
 # The values of the key: one tokenizer, or one of the paper's methods.
 SAME, TLI, SLEM, SLRS = "same", "tli", "slem", "slrs"
@@ -33,70 +30,39 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     for a pair with one vocabulary.
     """
     gamma = keys.gamma or usual
-    ours, theirs = _tokens(target, "target"), _tokens(model, "draft model")
-    if how == TLI and ours.name == theirs.name:
+    pair = _tokens(target, "target"), _tokens(model, "draft model")
+    if how == TLI and pair[0].name == pair[1].name:
         # All tokens are shared.
         pairs.check(target, model)
         model = pairs.in_size(model, target.vocab_size)
         return _small_model.shaped(NAME, target, model, params, keys, shapes.chain(gamma))
     _check_models(target, model, how)
-    maps = _maps(ours, theirs, target.vocab_size, model.vocab_size)
-    if how == TLI:
-        if not maps.shared:
-            raise UserError(_no_overlap("no token", target, model))
-        plan = growth.read(_method(gamma, maps.shared), keys)
-        return intersection.build(target, model, params, maps, plan)
-    if not maps.spelled:
-        raise UserError(_no_overlap("no token's text", target, model))
-    make_one = _match if how == SLEM else _law
-    return make_one(target, model, params, maps, gamma, keys)
-
-
-def _method(gamma: int, size: int) -> Method:
-    return Method(NAME, shapes.chain(gamma), "iid", size)
-
-
-def _match(
-    target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys
-) -> Drafter:
-    """SLEM. Its controllers are those of drafters that propose their drafts whole."""
-    _check_chain(SLEM, keys)
-    if keys.siblings:
+    sizes = target.vocab_size, model.vocab_size
+    maps = vocabulary_maps.between(*pair, *sizes)
+    known, what = (maps.shared, "token") if how == TLI else (maps.spelled, "token's text")
+    if not known:
         raise UserError(
-            f"siblings is {keys.siblings!r}, and vocabulary='slem' drafts the draft model's most "
-            "probable text; leave siblings out"
+            f"no {what} of the target's {sizes[0]} can be written in the draft model's {sizes[1]} "
+            "tokens; the vocabularies must overlap"
         )
-    pair = _tokens(target, "target"), _tokens(model, "draft model")
-    drafter = string_match.build(model, params, maps, pair, target.vocab_size, gamma)
-    return limited(drafter, keys.control)
-
-
-def _law(target: LM, model: LM, params: Params, maps: Maps, gamma: int, keys: TreeKeys) -> Drafter:
-    """SLRS."""
-    _check_chain(SLRS, keys)
-    pair = _tokens(target, "target"), _tokens(model, "draft model")
-    ways = _ways(*pair, target.vocab_size, model.vocab_size)
-    if ways is None:
+    if how != TLI:
+        _check_chain(how, keys)
+    if how == SLEM:
+        drafter = string_match.build(model, params, maps, pair, target.vocab_size, gamma)
+        # Its controllers are those of drafters that propose their drafts whole.
+        return limited(drafter, keys.control)
+    ways = vocabulary_maps.spellings(*pair, *sizes, string_law.NODES) if how == SLRS else None
+    if how == SLRS and ways is None:
         raise UserError(
             f"vocabulary='slrs' adds up all ways to write a token of the target in draft tokens, "
             f"and the {model.vocab_size} tokens of the draft model have more than "
             f"{string_law.NODES} beginnings of such ways; take 'tli' or 'slem'"
         )
-    plan = growth.read(_method(gamma, target.vocab_size), keys)
-    assert isinstance(plan.growth, Fixed) and plan.growth.siblings == CHAIN
+    size = maps.shared if ways is None else target.vocab_size
+    plan = growth.read(Method(NAME, shapes.chain(gamma), "iid", size), keys)
+    if ways is None:
+        return intersection.build(target, model, params, maps, plan)
     return string_law.build(target, model, params, maps, ways, plan)
-
-
-# Equal vocabularies have the same tables: they take seconds for large ones.
-@functools.lru_cache(maxsize=8)
-def _maps(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> Maps:
-    return vocabulary_maps.between(target, draft, size, width)
-
-
-@functools.lru_cache(maxsize=8)
-def _ways(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> Spellings | None:
-    maps = _maps(target, draft, size, width)
-    return vocabulary_maps.spellings(target, draft, maps, width, string_law.NODES)
 
 
 def _tokens(model: LM, what: str) -> TokenBytes:
@@ -125,7 +91,7 @@ def _check_models(target: LM, model: LM, how: str) -> None:
 
 
 def _check_chain(how: str, keys: TreeKeys) -> None:
-    """Raises UserError for keys of a tree."""
+    """Raises UserError for keys of a tree, and for siblings of the most probable text."""
     given = {"tree": keys.tree, "nodes": keys.nodes, "depth": keys.depth, "top_k": keys.top_k}
     if keys.search != "optimal":
         given["search"] = keys.search
@@ -135,10 +101,8 @@ def _check_chain(how: str, keys: TreeKeys) -> None:
             f"{wrong} is {given[wrong]!r}, and vocabulary={how!r} drafts a chain; give gamma, or "
             "vocabulary='tli' for a tree"
         )
-
-
-def _no_overlap(what: str, target: LM, model: LM) -> str:
-    return (
-        f"{what} of the target's {target.vocab_size} can be written in the draft model's "
-        f"{model.vocab_size} tokens; the vocabularies must overlap"
-    )
+    if how == SLEM and keys.siblings:
+        raise UserError(
+            f"siblings is {keys.siblings!r}, and vocabulary='slem' drafts the draft model's most "
+            "probable text; leave siblings out"
+        )

@@ -7,6 +7,7 @@ tokenizer would give: only acceptance depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +16,12 @@ from flax import struct
 
 from specjax import decode
 from specjax.bound import Bound
+from specjax.drafters import growth
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies.maps import Maps
-from specjax.types import LM, Array, Context, ModelParams, Output, Params
+from specjax.drafters.growth import Plan, Stepper
+from specjax.models.lm import forward
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Params
 
 # How many tokens of the target are translated at once.
 TOKENS = 16
@@ -52,26 +56,46 @@ class Reader(NamedTuple):
         maps, limited = self.maps, self.model.max_positions is not None
         return maps.pieces.shape[1] > maps.ratio or (limited and maps.ratio > 1)
 
+    def room(self, tokens: int) -> int:
+        """Draft tokens that there is room for, for a text of so many tokens of the target.
+
+        ``Maps.ratio`` of them per token, and at most as many as the model has positions.
+        """
+        room, most = tokens * self.maps.ratio, self.model.max_positions
+        return room if most is None else min(room, most)
+
+
+def build(
+    reader: Reader,
+    stepper: Stepper,
+    plan: Plan,
+    params: Params,
+    one_pass: bool,
+    probs: Callable[..., Array] | None = None,
+) -> Drafter:
+    """The drafter of a stepper whose ``begin`` is that of this module.
+
+    ``one_pass``: whether the last pass of ``begin`` takes all tokens that a round can add.
+    """
+    own = Bound(_small_model.init_params, "draft_model", params)
+    stepper = stepper._replace(
+        init=Bound(init, reader, nodes=plan.growth.nodes), looped=True, lazy=True
+    )
+    drafter = growth.build("draft_model", stepper, plan, own, probs=probs, gaps=True)
+    whole, constant = drafter.whole and not reader.bounded, drafter.constant_cost and one_pass
+    return drafter._replace(whole=whole, constant_cost=constant)
+
 
 def init(
-    reader: Reader,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
-    nodes: int = 0,
+    reader: Reader, params: ModelParams, context: Context, _: Output, slots: int, nodes: int = 0
 ) -> Kept:
     """The text of the prompt, and its cache without the pending token.
 
-    ``slots`` as in ``Drafter.init``; ``nodes`` are those of the drafter. There is room for
-    ``Maps.ratio`` draft tokens per token of the target, and at most for the model's positions.
+    ``slots`` as in ``Drafter.init``; ``nodes`` are those of the drafter.
     """
-    del target_out
     model, maps, longest = reader.model, reader.maps, slots - nodes
     _small_model.check_positions(model, longest)
-    room = longest * maps.ratio
-    if model.max_positions is not None:
-        room = min(room, model.max_positions)
+    room = reader.room(longest)
     text = write(maps, context.tokens, context.length, room)
     cache = model.init_cache(
         context.tokens.shape[0], room + reader.ahead + max(reader.behind, _small_model.CATCH_UP)
@@ -132,14 +156,10 @@ def _more(maps: Maps, tokens: Array, length: Array, width: int, text: DraftText)
     )
 
 
-def logits_along(model: LM, maps: Maps, params: Params, tokens: Array) -> Array:
+def logits_along(reader: Reader, params: Params, tokens: Array) -> Array:
     """f[B,S,...]: the model's logits after each token i32[B,S] of a text of the target."""
-    from specjax.models.lm import forward
-
-    (batch, size), room = tokens.shape, tokens.shape[1] * maps.ratio
-    if model.max_positions is not None:
-        room = min(room, model.max_positions)
-    text = write(maps, tokens, jnp.full((batch,), size), room)
-    logits = forward(model, params, text.tokens).logits
-    ends = jnp.cumsum(jnp.take(jnp.asarray(maps.sizes), tokens, mode="clip"), 1) - 1
+    (batch, size), room = tokens.shape, reader.room(tokens.shape[1])
+    text = write(reader.maps, tokens, jnp.full((batch,), size), room)
+    logits = forward(reader.model, params, text.tokens).logits
+    ends = jnp.cumsum(jnp.take(jnp.asarray(reader.maps.sizes), tokens, mode="clip"), 1) - 1
     return jnp.take_along_axis(logits, jnp.minimum(ends, room - 1)[..., None], 1)

@@ -25,27 +25,21 @@ from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Para
 def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Drafter:
     """The drafter of a draft model with another vocabulary."""
     model = pairs.with_logits(model, target.vocab_size, Bound(shared, maps))
-    nodes = plan.growth.nodes
     # The pending token and the last accepted one, which is one draft token. Of a longer pending
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
-    reader = Reader(model, maps, nodes, behind)
+    reader = Reader(model, maps, plan.growth.nodes, behind)
     stepper = Stepper(
-        init=Bound(draft_text.init, reader, nodes=nodes),
         begin=Bound(_begin, reader),
         step=Bound(_step, reader),
         commit=Bound(_commit, reader),
-        looped=True,
         commits_block=True,
-        lazy=True,
     )
-    own = Bound(_small_model.init_params, "draft_model", params)
     # Where a text can be too long for the room, the probs depend on the room.
     along = None if reader.bounded else Bound(_probs, reader)
-    drafter = growth.build("draft_model", stepper, plan, own, probs=along, gaps=True)
     # The first draft tokens of a long token of the target are read by a pass of their own.
-    constant = drafter.constant_cost and 1 + maps.pieces.shape[1] <= behind
-    return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
+    one_pass = 1 + maps.pieces.shape[1] <= behind
+    return draft_text.build(reader, stepper, plan, params, one_pass, along)
 
 
 def shared(maps: Maps, logits: Array) -> Array:
@@ -70,26 +64,21 @@ def _step(
     """``Stepper.step``: the memory of a node is its part of the model's block."""
     # Where fewer tokens are possible than a node has children, one may have probability 0.
     tokens = jnp.maximum(_in_draft(reader.maps, nodes.tokens), 0)
-    out, own = reader.model.apply(params.draft, tokens, kept.cache, nodes.layout, block)
-    return out.logits, own
+    given = params.draft, tokens, kept.cache, nodes.layout, block
+    return growth.logits_and_block(reader.model, *given)
 
 
 def _commit(
-    reader: Reader,
-    params: ModelParams,
-    kept: Kept,
-    drafted: Drafted,
-    verdict: Verdict,
-    target_out: Output,
+    reader: Reader, params: ModelParams, kept: Kept, drafted: Drafted, verdict: Verdict, out: Output
 ) -> Kept:
     """The accepted nodes that were fed, up to one that the draft model does not have."""
     known = jnp.cumprod(_in_draft(reader.maps, verdict.tokens) >= 0, 1).sum(1)
     drafted = drafted.replace(count=jnp.minimum(drafted.count, known).astype(jnp.int32))
-    cache = _small_model.commit(reader.model, params, kept.cache, drafted, verdict, target_out)
+    cache = _small_model.commit(reader.model, params, kept.cache, drafted, verdict, out)
     return kept.replace(cache=cache)
 
 
 def _probs(reader: Reader, params: ModelParams, context: Context) -> Array:
     """f32[B,S,V]: ``Drafter.probs``."""
-    logits = draft_text.logits_along(reader.model, reader.maps, params.draft, context.tokens)
+    logits = draft_text.logits_along(reader, params.draft, context.tokens)
     return _foresee.probs_along(logits, context)

@@ -36,6 +36,8 @@ class Maps(NamedTuple):
         return int(np.ceil(self.sizes.mean()))
 
 
+# Equal vocabularies have the same tables: they take seconds for large ones.
+@functools.lru_cache(maxsize=8)
 def between(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> Maps:
     """The tables for a target of ``size`` tokens and a draft model of ``width`` tokens."""
     draft_of, spelled = _same(target, draft, size, width), False
@@ -87,11 +89,8 @@ def _same(target: TokenBytes, draft: TokenBytes, size: int, width: int) -> np.nd
     for ours, theirs in zip(target.ends, draft.ends, strict=False):
         pair(ours, theirs)
     pair(target.begin, draft.begin)
-    known = {
-        (data, i in draft.fallback): i
-        for i, data in reversed(list(enumerate(draft.tokens)))
-        if data
-    }
+    every = reversed(list(enumerate(draft.tokens)))
+    known = {(data, i in draft.fallback): i for i, data in every if data}
     for token, data in enumerate(target.tokens):
         if data:
             pair(token, known.get((data, token in target.fallback)))
@@ -144,10 +143,12 @@ class Spellings(NamedTuple):
     completes: np.ndarray  # i32[K] the target token
 
 
+@functools.lru_cache(maxsize=8)
 def spellings(
-    target: TokenBytes, draft: TokenBytes, maps: Maps, width: int, most: int
+    target: TokenBytes, draft: TokenBytes, size: int, width: int, most: int
 ) -> Spellings | None:
-    """The spellings; None if they have more than ``most`` nodes."""
+    """The spellings, sizes as in ``between``; None if they have more than ``most`` nodes."""
+    maps = between(target, draft, size, width)
     prefixes = {data[:n] for data in target.ids for n in range(1, len(data))}
     pieces = [(i, data) for i, data in enumerate(draft.tokens[:width]) if data]
     tokens, parents, edges = [], [], []
@@ -159,7 +160,7 @@ def spellings(
     for node, text in queue:
         for i, data in pieces:
             longer = text + data
-            if longer in target.ids and target.ids[longer] < len(maps.draft_of):
+            if longer in target.ids and target.ids[longer] < size:
                 edges.append((node, i, target.ids[longer]))
             if longer in prefixes:
                 queue.append((len(tokens), longer))

@@ -20,7 +20,6 @@ import numpy as np
 
 from specjax import tree
 from specjax.bound import Bound
-from specjax.drafters import growth
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
@@ -59,19 +58,11 @@ def build(
     ahead = nodes * pieces + int(depth.max(initial=0)) + 1
     reader = Reader(model, maps, ahead, min(nodes + pieces, _small_model.CATCH_UP))
     setup = _Setup(reader, ways, inside, depth, target.vocab_size)
-    stepper = Stepper(
-        init=Bound(draft_text.init, reader, nodes=nodes),
-        begin=Bound(_begin, setup),
-        step=Bound(_step, setup),
-        # The accepted tokens are read again: their draft tokens have other places in the block.
-        looped=True,
-        lazy=True,
-    )
-    own = Bound(_small_model.init_params, "draft_model", params)
-    drafter = growth.build("draft_model", stepper, plan, own, gaps=True)
+    # The accepted tokens are read again: their draft tokens have other places in the block.
+    stepper = Stepper(begin=Bound(_begin, setup), step=Bound(_step, setup))
     # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.
-    constant = drafter.constant_cost and (nodes + 1) * pieces <= reader.behind
-    return drafter._replace(whole=drafter.whole and not reader.bounded, constant_cost=constant)
+    one_pass = (nodes + 1) * pieces <= reader.behind
+    return draft_text.build(reader, stepper, plan, params, one_pass)
 
 
 def _shape_of(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ the target would not write there is rejected.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def build(
         init_params=Bound(_small_model.init_params, "draft_model", params),
         init=Bound(draft_text.init, reader, nodes=gamma),
         propose=Bound(_propose, setup),
-        update=_update,
+        # The accepted tokens are read again, as the draft tokens that a fresh prefill would read.
         nodes=gamma,
         name="draft_model",
         # A draft ends at a token without bytes, and as many tokens are read as the text needs.
@@ -102,11 +102,6 @@ def _propose(
     written = _write(setup, params, kept, logits, ready)
     tokens, valid = cut(setup.trie, written.text, written.size, setup.gamma)
     return Draft(tokens, valid, finite=written.finite), kept
-
-
-def _update(params: ModelParams, kept: Kept, *_: Any) -> Kept:
-    # The accepted tokens are read again, as the draft tokens that a fresh prefill would read.
-    return kept
 
 
 def _write(
