@@ -50,7 +50,8 @@ def sharpened(params):
     Where all weights of attention are nearly equal, positions and masks hardly matter.
     """
     params = jax.tree.map(np.asarray, params)
-    for layer in params["layers"].values():
+    modules = params["modules"].values() if "modules" in params else [params]
+    for layer in [layer for module in modules for layer in module["layers"].values()]:
         part = layer["attention"].get("q_norm", layer["attention"]["q"])
         for name in part:
             part[name] = SHARP * part[name]
@@ -183,8 +184,8 @@ def error_of_training(
 ) -> float:
     """The largest error of ``logits`` f[depths][B,T,V] along the texts, and that of the loss.
 
-    ``value(Compared)`` is the term of a label; the loss is their sum per label of depth 0. The last
-    error is relative.
+    ``value(Compared)`` is the term of a label; the loss is their sum per label of depth 0. The
+    error of logits is relative to the largest one, if this is above 1, and that of the loss is too.
     """
     worst, total, first = 0.0, 0.0, 0
     for where in places():
@@ -196,7 +197,8 @@ def error_of_training(
             right = after(where.text, where.rest[:depth])
             own, seen = np.asarray(logits[depth])[where.row, where.place], np.isfinite(right)
             assert (np.isfinite(own) == seen).all()
-            worst = max(worst, float(np.abs(own - right)[seen].max()))
+            error = np.abs(own[seen] - right[seen]).max()
+            worst = max(worst, float(error / max(np.abs(right[seen]).max(), 1)))
             p = log_softmax(target[len(where.text) + depth - 1])
             total += value(Compared(label, depth, log_softmax(right), p, where))
     return max(worst, abs(float(loss) * first / total - 1))
