@@ -49,12 +49,12 @@ def sharpened(params):
 
     Where all weights of attention are nearly equal, positions and masks hardly matter.
     """
-    params = jax.tree.map(np.asarray, params)
-    modules = params["modules"].values() if "modules" in params else [params]
-    for layer in [layer for module in modules for layer in module["layers"].values()]:
-        part = layer["attention"].get("q_norm", layer["attention"]["q"])
-        for name in part:
-            part[name] = SHARP * part[name]
+    if not isinstance(params, dict):
+        return np.asarray(params)
+    params = {name: sharpened(each) for name, each in params.items()}
+    if {"q", "k", "v"} <= params.keys():
+        name = "q_norm" if "q_norm" in params else "q"
+        params[name] = {leaf: SHARP * each for leaf, each in params[name].items()}
     return params
 
 
@@ -170,35 +170,58 @@ def places() -> Iterator[Place]:
 
 
 class Compared(NamedTuple):
-    """A label of training: draft and target have these log-probs."""
+    """A label of training: the reference and the target give these logits and log-probs."""
 
     label: int
     depth: int
+    logits: np.ndarray  # f64[V]
     draft: np.ndarray  # f64[V]
+    teacher: np.ndarray  # f64[V] logits
     target: np.ndarray  # f64[V]
     where: Place
 
 
-def error_of_training(
-    logits, loss: float, after: After, depths: int, value: Callable, least: int = 2
-) -> float:
-    """The largest error of ``logits`` f[depths][B,T,V] along the texts, and that of the loss.
-
-    ``value(Compared)`` is the term of a label; the loss is their sum per label of depth 0. The
-    error of logits is relative to the largest one, if this is above 1, and that of the loss is too.
-    """
-    worst, total, first = 0.0, 0.0, 0
+def compared(after: After, depths: int, least: int = 2) -> Iterator[Compared]:
+    """All labels behind texts of at least so many tokens."""
     for where in places():
         if len(where.text) < least:
             continue
         target = target_along([*where.text, *where.rest]).logits
-        first += len(where.rest) > 0
         for depth, label in enumerate(where.rest[:depths]):
-            right = after(where.text, where.rest[:depth])
-            own, seen = np.asarray(logits[depth])[where.row, where.place], np.isfinite(right)
-            assert (np.isfinite(own) == seen).all()
-            error = np.abs(own[seen] - right[seen]).max()
-            worst = max(worst, float(error / max(np.abs(right[seen]).max(), 1)))
-            p = log_softmax(target[len(where.text) + depth - 1])
-            total += value(Compared(label, depth, log_softmax(right), p, where))
-    return max(worst, abs(float(loss) * first / total - 1))
+            right, teacher = (
+                after(where.text, where.rest[:depth]),
+                target[len(where.text) + depth - 1],
+            )
+            both = right, log_softmax(right), teacher, log_softmax(teacher)
+            yield Compared(label, depth, *both, where)
+
+
+def error_of_logits(logits, right: np.ndarray, each: Compared) -> float:
+    """Of logits f[depths][B,T,V] along the texts; relative to the largest, if this is above 1."""
+    own, seen = np.asarray(logits[each.depth])[each.where.row, each.where.place], np.isfinite(right)
+    assert (np.isfinite(own) == seen).all()
+    error = np.abs(own[seen] - right[seen]).max()
+    return float(error / max(np.abs(right[seen]).max(), 1))
+
+
+# Keys of the loss of drafters that compare every depth, and its term.
+WEIGHTS = {"ce": 0.3, "teacher": 0.7, "decay": 0.5}
+
+
+def depth_term(each: Compared) -> float:
+    p = np.exp(each.target)
+    term = -0.3 * each.draft[each.label] + 0.7 * (p * (each.target - each.draft)).sum()
+    return 0.5**each.depth * term
+
+
+def error_of_training(
+    logits, loss: float, after: After, depths: int, value: Callable[[Compared], float]
+) -> float:
+    """The largest error of ``logits``, and the relative one of the loss.
+
+    ``value(Compared)`` is the term of a label; the loss is their sum per label of depth 0.
+    """
+    found = list(compared(after, depths))
+    total = sum(map(value, found)) / sum(each.depth == 0 for each in found)
+    worst = max(error_of_logits(logits, each.logits, each) for each in found)
+    return max(worst, abs(float(loss) / total - 1))

@@ -42,7 +42,6 @@ METHODS = {
 }
 # Their drafts are compared by default; the others draft with the same functions.
 DRAFTED = ("dflash", "domino")
-WEIGHTS = {"ce": 0.3, "teacher": 0.7, "decay": 0.5, "places": 32}
 
 
 @functools.cache
@@ -93,7 +92,7 @@ def error_of_drafts(method, drafter) -> float:
 def error_of_training(method, drafter) -> float:
     """Of the logits along packed texts, and of the loss."""
     net = plain_of(method)
-    weights = WEIGHTS | ({"confidence": 1.0} if "confidence" in net.params else {})
+    weights = shared.WEIGHTS | ({"confidence": 1.0} if "confidence" in net.params else {})
 
     @jax.jit
     def train(params, batch):
@@ -103,13 +102,13 @@ def error_of_training(method, drafter) -> float:
         return [logits for _, logits, _ in texts], drafter.training.loss(*own, **weights)[0]
 
     def value(each):
-        p, q = np.exp(each.target), np.exp(each.draft)
-        term = -0.3 * each.draft[each.label] + 0.7 * (p * (each.target - each.draft)).sum()
         sure = expected(method, each.where.text, each.where.rest[: each.depth]).confidence
-        if sure is not None:
-            # The cross-entropy with the probability that the target accepts.
-            term += np.log1p(np.exp(sure[each.depth])) - np.minimum(p, q).sum() * sure[each.depth]
-        return 0.5**each.depth * term
+        if sure is None:
+            return shared.depth_term(each)
+        # The cross-entropy with the probability that the target accepts.
+        alpha = np.minimum(np.exp(each.target), np.exp(each.draft)).sum()
+        unsure = np.log1p(np.exp(sure[each.depth])) - alpha * sure[each.depth]
+        return shared.depth_term(each) + 0.5**each.depth * unsure
 
     logits, loss = jax.device_get(train(shared.pair_of(drafter), shared.batch_of()))
     return shared.error_of_training(
@@ -133,7 +132,7 @@ def test_training_sees_the_logits_of_the_reference(method):
     assert error_of_training(method, made(method)) < 1e-4
 
 
-def test_names_of_the_mistakes_are_unique():
+def test_names_are_unique():
     names = [each.name for each in MISTAKES]
     assert len(set(names)) == len(names) >= 25
 

@@ -166,7 +166,7 @@ def test_training_sees_the_logits_of_the_reference(label):
     assert error_of_training(label, made(label)) < 1e-4
 
 
-def test_names_of_the_mistakes_are_unique():
+def test_names_are_unique():
     names = [each.name for each in MISTAKES]
     assert len(set(names)) == len(names) >= 30
 
