@@ -46,24 +46,12 @@ def _labels_of_another_document(right, batch, *rest):
     return right(batch.replace(segments=None), *rest)
 
 
-def _one_label_too_many(right, batch, *rest):
-    """The last label is counted twice: its place before it has the same one."""
-    labels, counted = right(batch, *rest)
-    before = jnp.pad(counted[:, :-1], ((0, 0), (1, 0)))
-    return labels, counted | before if batch.segments is None else counted
-
-
 def _teacher_one_later(right, drafts, depth):
     return right(drafts._replace(ahead=drafts.ahead + 1), depth)
 
 
 def _logits_of_the_next_draft_token(right, ids, logits, vocab_size):
     return right(ids, logits if ids is None else jnp.roll(logits, 1, -1), vocab_size)
-
-
-def _draft_vocabulary_one_off_in_training(right, ids, tokens, vocab_size):
-    place = right(ids, tokens, vocab_size)
-    return place if ids is None else jnp.where(place > 0, place - 1, place)
 
 
 # Of all heads that are trained at several depths; the case is that of the family.
@@ -77,11 +65,6 @@ LABELS_OF_ANOTHER_DOCUMENT = (
     "drafts at the end of a document are trained on the tokens of the next one",
     instead(_along_text, "label", _labels_of_another_document),
 )
-ONE_LABEL_TOO_MANY = (
-    "one_label_too_many",
-    "a draft behind the text is trained on its last token",
-    instead(_along_text, "label", _one_label_too_many),
-)
 TEACHER_ONE_LATER = (
     "teacher_one_later",
     "the teacher's probabilities are those of the token after the label",
@@ -91,11 +74,6 @@ DRAFT_VOCABULARY = (
     "logits_of_the_next_draft_token",
     "every token of the draft vocabulary has the logit of the one before",
     instead(_vocabulary, "spread", _logits_of_the_next_draft_token),
-)
-PLACES_IN_TRAINING = (
-    "draft_vocabulary_one_off_in_training",
-    "a label is the token before it in the draft vocabulary",
-    instead(_depth_loss, "place_of", _draft_vocabulary_one_off_in_training),
 )
 
 
