@@ -83,7 +83,9 @@ def random_heads(
     start = training.start
     like = jax.eval_shape(start, target_params, jax.random.key(0))
     draw = np.random.default_rng(seed)
-    params = jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), like)
+    drawn = jax.tree.map(lambda x: (scale * draw.normal(size=x.shape)).astype(x.dtype), like)
+    # Not jnp.asarray, which compiles a program for every shape.
+    params = jax.device_put(drawn)
     return drafters.make(name, target, params=params, **keys)
 
 

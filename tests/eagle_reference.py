@@ -119,8 +119,8 @@ def logits(net: Plain, hidden, vocab_size):
     return every
 
 
-def after(net: Plain, text, features, path):
-    """The logits f64[V] after the tokens ``path``, drafted after ``text``.
+def newest(net: Plain, text, features, path):
+    """(what the head reads, what the next slot reads) [D] after tokens drafted after a text.
 
     ``features`` [n-1,D] are those of all tokens of the text but the pending one.
     """
@@ -129,8 +129,16 @@ def after(net: Plain, text, features, path):
         size = len(features)
         _, recycled = run(net, tokens[:size], features)
         features = np.concatenate([features, recycled[-1:]])
-    hidden, _ = run(net, tokens[: len(features)], features)
-    return logits(net, hidden[-1], len(net.embedding))
+    hidden, recycled = run(net, tokens[: len(features)], features)
+    return hidden[-1], recycled[-1]
+
+
+def after(net: Plain, text, features, path):
+    """The logits f64[V] after the tokens ``path``, drafted after ``text``.
+
+    ``features`` are those of ``newest``.
+    """
+    return logits(net, newest(net, text, features, path)[0], len(net.embedding))
 
 
 def log_softmax(x):

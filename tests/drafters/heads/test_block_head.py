@@ -26,6 +26,9 @@ from specjax.testing import loop
 from specjax.testing.claims import widen
 from specjax.types import Batch, ModelParams
 
+# Programs are shared with test_block_reference.py.
+pytestmark = pytest.mark.xdist_group("block_head")
+
 # Cases of the conformance matrix, see tests/cases.py.
 MATRIX = {
     "block_head": ("block_head", {"block": 3}, ("chain",)),

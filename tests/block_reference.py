@@ -1,0 +1,165 @@
+"""The block network and its corrections in plain NumPy: one row, no cache, no jit.
+
+Written from DFlash (2602.06036, section 3), DFlare (2606.02091), DSpark (2607.05147, sections 3.2
+and 3.3) and Domino (2605.29707). The taps of a whole text are fed for every block.
+
+The text has n tokens. The target's hidden states of the first n - 1, at the positions 0 to n - 2,
+are the context. The block is the pending token at position n - 1 and masks behind it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from eagle_reference import feed_forward, linear, rms
+from falcon_reference import sigmoid
+from head_cases import silu, softmax
+
+
+class BlockNet(NamedTuple):
+    """A network as arrays; ``params`` are those of ``drafters.heads.block``."""
+
+    params: dict
+    head_dim: int
+    embedding: np.ndarray  # [V,D]
+    unembed: np.ndarray  # [D,V]
+    tokens: int  # K of a draft
+    anchor: bool = False
+    causal: bool = False
+    windows: tuple[int | None, ...] = ()
+    mask_id: int | None = None
+    plain: int = 0
+    ids: tuple[int, ...] | None = None  # the draft vocabulary
+    eps: float = 1e-6
+    theta: float = 10000.0
+
+
+class Drafted(NamedTuple):
+    """The depths of one draft."""
+
+    logits: np.ndarray  # f64[K,V], -inf outside of the draft vocabulary
+    confidence: np.ndarray | None  # f64[K] before the sigmoid
+
+
+def rotated(x, positions, theta):
+    """x [T,H,d]: the pair (i, i + d/2) at position t is turned by t / theta^(2i/d)."""
+    half = x.shape[-1] // 2
+    angle = np.asarray(positions)[:, None, None] / theta ** (np.arange(half) / half)
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def contexts(net: BlockNet, taps):
+    """The context [T,D] of every layer, from taps [T,n,D]."""
+    params, count = net.params, len(net.params["layers"])
+    scale = params["hidden_norm"]["scale"]
+    if "mix" not in params:
+        return [rms(linear(taps.reshape(len(taps), -1), params["fc"]), scale, net.eps)] * count
+    found = []
+    for layer in range(count):
+        weights = softmax(params["mix"][layer])
+        mixed = sum(weight * taps[:, i] for i, weight in enumerate(weights))
+        found.append(rms(mixed, scale, net.eps))
+    return found
+
+
+def keys_and_values(net: BlockNet, layer, x, positions, of_context: bool):
+    """[T,H,d] each; DFlare's layers have maps of their own for the context."""
+    part = layer["attention"]
+    to_k, to_v = part["k"], part["v"]
+    if of_context and "context_k" in layer:
+        to_k, to_v = layer["context_k"], layer["context_v"]
+    k, v = (linear(x, each).reshape(len(x), -1, net.head_dim) for each in (to_k, to_v))
+    if "k_norm" in part:
+        k = rms(k, part["k_norm"]["scale"], net.eps)
+    return rotated(k, positions, net.theta), v
+
+
+def attention(net: BlockNet, index: int, x, context):
+    """[F,D]: the places of the block, whose states are x [F,D], read the context and each other."""
+    layer = net.params["layers"][str(index)]
+    part, before, size = layer["attention"], len(context), len(x)
+    window = net.windows[index] if net.windows else None
+    positions = before + np.arange(size)
+    normed = rms(x, layer["attention_norm"]["scale"], net.eps)
+    q = linear(normed, part["q"]).reshape(size, -1, net.head_dim)
+    if "q_norm" in part:
+        q = rms(q, part["q_norm"]["scale"], net.eps)
+    q = rotated(q, positions, net.theta)
+    text = keys_and_values(net, layer, context, np.arange(before), True)
+    own = keys_and_values(net, layer, normed, positions, False)
+    k, v = (np.concatenate(pair) for pair in zip(text, own, strict=True))
+    group = q.shape[1] // k.shape[1]
+    out = np.zeros_like(q)
+    for place in range(size):
+        at = before + place
+        read = [
+            other
+            for other in range(before + size)
+            if not (net.causal and other > at) and not (window and at - other >= window)
+        ]
+        for head in range(q.shape[1]):
+            scores = k[read, head // group] @ q[place, head] / np.sqrt(net.head_dim)
+            out[place, head] = softmax(scores) @ v[read, head // group]
+    return linear(out.reshape(size, -1), part["o"])
+
+
+def outputs(net: BlockNet, taps, pending: int):
+    """[K,D]: the outputs at the places that predict the tokens of a draft."""
+    params, places = net.params, net.tokens + (not net.anchor)
+    table = params["embed"]["embedding"] if "embed" in params else net.embedding
+    mask = params["mask"] if net.mask_id is None else table[net.mask_id]
+    x = np.stack([table[pending]] + [mask] * (places - 1))
+    for index, context in enumerate(contexts(net, taps)):
+        x = x + attention(net, index, x, context)
+        x = feed_forward(net, params["layers"][str(index)], x)
+    x = rms(x, params["norm"]["scale"], net.eps)
+    return x if net.anchor else x[1:]
+
+
+def gru(own, state, x):
+    """A GRU without biases; PyTorch's gates: reset, update, new."""
+    of_x, of_state = np.split(x @ own["w"], 3), np.split(state @ own["u"], 3)
+    reset, update = sigmoid(of_x[0] + of_state[0]), sigmoid(of_x[1] + of_state[1])
+    return (1 - update) * np.tanh(of_x[2] + reset * of_state[2]) + update * state
+
+
+def markov(own, state, row, hidden):
+    """(What is added to the logits, the state) of DSpark's three heads."""
+    if "gate" in own:
+        row = sigmoid(linear(np.concatenate([hidden, row]), own["gate"])) * row
+    if "joint" in own:
+        read = np.concatenate([state, row, hidden])
+        gate, candidate, out = np.split(linear(read, own["joint"]), 3)
+        state = sigmoid(gate) * state + (1 - sigmoid(gate)) * np.tanh(candidate)
+        row = np.tanh(out)
+    return linear(row, own["out"]), state
+
+
+def draft(net: BlockNet, taps, pending: int, tokens) -> Drafted:
+    """All depths of a draft of these ``tokens``; ``taps`` [n-1,n,D] are of the text."""
+    params, logits, sure = net.params, [], []
+    table = params["embed"]["embedding"] if "embed" in params else net.embedding
+    state = np.zeros(len(params["gru"]["u"])) if "gru" in params else None
+    if "joint" in params.get("markov", {}):
+        state = np.zeros(params["markov"]["table"].shape[1])
+    before = [pending, *tokens]
+    for depth, hidden in enumerate(outputs(net, taps, pending)):
+        own = linear(hidden, params["head"]) if "head" in params else hidden @ net.unembed
+        read, token = hidden, before[depth]
+        if "markov" in params:
+            row = params["markov"]["table"][token]
+            change, state = markov(params["markov"], state, row, hidden)
+            own, read = own + change, np.concatenate([hidden, row])
+        if "gru" in params:
+            state = gru(params["gru"], state, table[token])
+            inner = silu(linear(np.concatenate([hidden, state]), params["prefix"]["in"]))
+            own = own + linear(inner, params["prefix"]["out"]) * (depth >= net.plain)
+        if "confidence" in params:
+            sure.append(linear(read, params["confidence"])[0])
+        every = np.full(len(net.embedding), -np.inf)
+        every[list(net.ids or range(len(every)))] = own
+        logits.append(every)
+    return Drafted(np.array(logits), np.array(sure) if sure else None)

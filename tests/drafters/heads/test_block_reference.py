@@ -1,0 +1,149 @@
+"""The block network against a reference in plain NumPy: rounds, training, and mutants."""
+
+from __future__ import annotations
+
+import functools
+
+import block_reference as reference
+import cases
+import jax
+import numpy as np
+import pytest
+import reference_cases as shared
+from internals import heads_block as _block
+from internals import network_of
+from marks import by_default
+from mutants.block_heads import DRAFTING, MISTAKES
+from reference_cases import VOCAB, WIDTH
+
+from specjax import drafters
+
+# Programs are shared with test_block_head.py.
+pytestmark = pytest.mark.xdist_group("block_head")
+
+GROUPED = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+ANCHORED = {"block": 3, "anchor": True, "rank": 4}
+# Method -> keys of a network as it is published, in small.
+METHODS = {
+    "dflash": {"block": 4, "layers": 2, "qk_norm": True, "window": 3, "taps": "0,2", **GROUPED},
+    "dspark": {"correction": "markov", "confidence": True, "mask_id": 5, **ANCHORED},
+    "gated": {"correction": "gated", "taps": "3", **ANCHORED},
+    "rnn": {"correction": "rnn", "qk_norm": True, "confidence": True, **ANCHORED},
+    "domino": {"correction": "gru", "state": 6, "causal": True, **ANCHORED},
+    "dflare": {
+        "block": 4,
+        "layers": 2,
+        "causal": True,
+        "context": "mixed",
+        "taps": "3,0,1",
+        "qk_norm": True,
+        **GROUPED,
+    },
+}
+# Their drafts are compared by default; the others draft with the same functions.
+DRAFTED = ("dflash", "domino")
+
+
+@functools.cache
+def made(method):
+    """The drafter with random parameters; that of DSpark has its own embeddings and head."""
+    target, params = shared.target_of()
+    keys = {"siblings": "iid"} | METHODS[method]
+    drafter = cases.random_heads("block_head", target, params, scale=0.4, **keys)
+    params = shared.sharpened(drafter.init_params(None))
+    if method == "dspark":
+        draw = 0.2 * np.random.default_rng(1).normal(size=(2, VOCAB, WIDTH)).astype(np.float32)
+        params |= {"embed": {"embedding": draw[0]}, "head": {"kernel": draw[1].T}}
+    return drafters.make("block_head", target, params=params, **keys)
+
+
+@functools.cache
+def plain_of(method) -> reference.BlockNet:
+    """The same network for the reference, with the keys of ``METHODS``."""
+    keys, embedding = METHODS[method], shared.embedding()
+    anchor, layers = keys.get("anchor", False), keys.get("layers", 1)
+    return reference.BlockNet(
+        shared.wide(made(method).init_params(None)),
+        keys.get("head_dim", WIDTH),
+        embedding,
+        embedding.T,
+        tokens=keys["block"] - (not anchor),
+        anchor=anchor,
+        causal=keys.get("causal", False),
+        windows=(*(keys.get("window"),) * (layers - 1), None),
+        mask_id=keys.get("mask_id"),
+        plain=1 if keys.get("correction") == "gru" else 0,
+    )
+
+
+def expected(method, text, path) -> reference.Drafted:
+    """The draft after a text, of which ``path`` are the first tokens."""
+    net, taps = plain_of(method), [int(tap) for tap in METHODS[method].get("taps", "2").split(",")]
+    context, tokens = shared.target_along(text).taps[:-1, taps], [*path, *[0] * net.tokens]
+    return reference.draft(net, context, text[-1], tokens[: net.tokens])
+
+
+def error_of_drafts(method, drafter) -> float:
+    return shared.error_of_drafts(
+        drafter, lambda text, path: expected(method, text, path).logits[len(path)]
+    )
+
+
+def error_of_training(method, drafter) -> float:
+    """Of the logits along packed texts, and of the loss."""
+    net = plain_of(method)
+    weights = shared.WEIGHTS | ({"confidence": 1.0} if "confidence" in net.params else {})
+
+    @jax.jit
+    def train(params, batch):
+        tapped = shared.target_of()[0].with_taps(drafter.taps)
+        texts = _block.along(network_of(drafter), tapped, params, batch, net.tokens)
+        own = params.draft, params.target, batch, jax.random.key(0)
+        return [logits for _, logits, _ in texts], drafter.training.loss(*own, **weights)[0]
+
+    def value(each):
+        sure = expected(method, each.where.text, each.where.rest[: each.depth]).confidence
+        if sure is None:
+            return shared.depth_term(each)
+        # The cross-entropy with the probability that the target accepts.
+        alpha = np.minimum(np.exp(each.target), np.exp(each.draft)).sum()
+        unsure = np.log1p(np.exp(sure[each.depth])) - alpha * sure[each.depth]
+        return shared.depth_term(each) + 0.5**each.depth * unsure
+
+    logits, loss = jax.device_get(train(shared.pair_of(drafter), shared.batch_of()))
+    return shared.error_of_training(
+        logits,
+        loss,
+        lambda text, path: expected(method, text, path).logits[len(path)],
+        net.tokens,
+        value,
+    )
+
+
+@pytest.mark.parametrize("method", by_default(METHODS, DRAFTED))
+def test_drafts_in_rounds_are_those_of_the_reference(method):
+    """After a prefill of ragged rows, and after rounds in which tokens were rejected."""
+    assert error_of_drafts(method, made(method)) < 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_sees_the_logits_of_the_reference(method):
+    """In packed texts, at every place of a document; the loss is the formula."""
+    assert error_of_training(method, made(method)) < 1e-4
+
+
+def test_names_are_unique():
+    names = [each.name for each in MISTAKES]
+    assert len(set(names)) == len(names) >= 25
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.name)
+def test_mistakes_are_detected(mistake, monkeypatch):
+    """By the tests above, whose limit is 1e-4."""
+    method = mistake.caught_by
+    plain_of(method)
+    mistake.change(monkeypatch)
+    # Another name: the programs of the right drafter are not used again.
+    drafter = made.__wrapped__(method)._replace(name=mistake.name)
+    error = error_of_drafts if mistake in DRAFTING else error_of_training
+    assert error(method, drafter) > 5e-4

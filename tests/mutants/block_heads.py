@@ -1,0 +1,408 @@
+"""Mistakes of the block network, of its drafting and of its training (``drafters.heads.block``)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from internals import heads_along_text as _along_text
+from internals import heads_block as _block
+from internals import heads_block_corrections as _corrections
+from internals import heads_block_network as _network
+
+from mutants import patches
+from mutants.patches import Patched, instead, of_family
+from specjax import cache as kv
+
+# The network ----------------------------------------------------------------------------------
+
+
+def _keys_without_norm(right, layer, context, angle):
+    kept, layer.attention.qk_norm = layer.attention.qk_norm, "none"
+    result = right(layer, context, angle)
+    layer.attention.qk_norm = kept
+    return result
+
+
+def _one_late(right, net, params, pending, tokens, cache, layout, text=None):
+    size = layout.visible.shape[1]
+    new = jnp.arange(layout.depth.shape[1]) >= layout.depth.shape[1] - size
+    layout = layout.replace(depth=layout.depth + new)
+    return right(net, params, pending, tokens, cache, layout, text)
+
+
+def _contexts(change, taps, angle, net):
+    """``BlockNet.read`` with ``change(net, taps)``, the contexts of the layers."""
+    contexts = change(net, taps)
+    pairs = [net.layers[str(i)].read(each, angle) for i, each in enumerate(contexts)]
+    return tuple(zip(*pairs, strict=True))
+
+
+def _no_context_norm(right, net, taps, angle):
+    if not hasattr(net, "fc"):
+        return right(net, taps, angle)
+
+    def contexts(net, taps):
+        return [net.fc(taps.reshape(*taps.shape[:-2], -1))] * len(net.layers)
+
+    return _contexts(contexts, taps, angle, net)
+
+
+def _mixed(weights_of):
+    def read(right, net, taps, angle):
+        if hasattr(net, "fc"):
+            return right(net, taps, angle)
+
+        def contexts(net, taps):
+            mixed = jnp.einsum("ln,btnd->lbtd", weights_of(net.mix[...]), taps)
+            return list(net.hidden_norm(mixed))
+
+        return _contexts(contexts, taps, angle, net)
+
+    return read
+
+
+def _first_mixture(mix):
+    return jnp.broadcast_to(jax.nn.softmax(mix, -1)[:1], mix.shape)
+
+
+def _softmax_over_layers(mix):
+    return jax.nn.softmax(mix, 0)
+
+
+def _no_last_norm(right, net, x, angle, past, cache, read):
+    for index in range(len(net.layers)):
+        stored = _network.stored(cache, read, index)
+        x, _, _ = net.layers[str(index)](x, angle, past, stored)
+    return x
+
+
+def _another_mask(right, net, params, *rest):
+    mask = net.shape.mask_id
+    if mask is not None:
+        mask = (mask + 1) % net.shape.vocab
+        net = net._replace(shape=dataclasses.replace(net.shape, mask_id=mask))
+    return right(net, params, *rest)
+
+
+def _taps_in_reverse(right, net, params, taps, positions):
+    return right(net, params, taps[::-1], positions)
+
+
+def _every_place_visible(right, net, tokens):
+    return jnp.ones_like(right(net, tokens))
+
+
+def _causal(right, net, tokens):
+    return jnp.tril(right(net, tokens))
+
+
+def _place_before_the_mask(right, net, params, pending, tokens, *rest):
+    if net.shape.anchor:
+        return right(net, params, pending, tokens, *rest)
+    anchored = net._replace(shape=dataclasses.replace(net.shape, anchor=True))
+    return right(anchored, params, pending, tokens + 1, *rest)[:, :, :-1]
+
+
+def _short_window(right, net, *rest):
+    for layer in net.layers.values():
+        scores = layer.attention.scores
+        layer.attention.scores = scores._replace(window=scores.window and scores.window - 1)
+    return right(net, *rest)
+
+
+def _key_heads_in_groups(right, layer, context, angle):
+    """The keys of the context are in the order of the other group."""
+    k, v = right(layer, context, angle)
+    return k[:, :, ::-1], v[:, :, ::-1]
+
+
+# The corrections ------------------------------------------------------------------------------
+
+
+def _gates_swapped(right, own, state, x):
+    def swapped(kernel):
+        reset, update, new = jnp.split(kernel, 3, -1)
+        return jnp.concatenate([update, reset, new], -1)
+
+    return right({name: swapped(kernel) for name, kernel in own.items()}, state, x)
+
+
+def _state_forgotten(right, shape, embed, params, state, given):
+    return right(shape, embed, params, jnp.zeros_like(state), given)
+
+
+def _plain_one_more(right, shape, embed, params, state, given):
+    plain = shape.plain + 1 if shape.correction == "gru" else shape.plain
+    return right(dataclasses.replace(shape, plain=plain), embed, params, state, given)
+
+
+def _parts_swapped(right, kind, own, state, row, hidden):
+    if kind == "rnn":
+
+        def swapped(x):
+            gate, candidate, out = jnp.split(x, 3, -1)
+            return jnp.concatenate([candidate, gate, out], -1)
+
+        own = own | {"joint": {name: swapped(x) for name, x in own["joint"].items()}}
+    return right(kind, own, state, row, hidden)
+
+
+def _gate_of_the_token_only(right, kind, own, state, row, hidden):
+    hidden = jnp.zeros_like(hidden) if kind == "gated" else hidden
+    return right(kind, own, state, row, hidden)
+
+
+def _confidence_of_another_token(right, shape, embed, params, state, given):
+    after = right(shape, embed, params, state, given)
+    if after.confidence is None:
+        return after
+    other = given._replace(tokens=(given.tokens + 1) % shape.vocab)
+    return after._replace(confidence=right(shape, embed, params, state, other).confidence)
+
+
+# Drafting -------------------------------------------------------------------------------------
+
+
+def _context_late_after_the_first_round(right, net, params, taps, cache):
+    positions = cache.length[:, None] + jnp.arange(taps[0].shape[1])
+    positions += cache.length[:, None] > 0
+    return None, _network.read(net, params, taps, positions)
+
+
+def _keeps_a_rejected_token(right, net, params, cache, drafted, verdict, target_out):
+    taps = _block.growth.fed_to_target(target_out.taps, verdict)
+    rejected = (verdict.count > 0) & (verdict.count <= verdict.path.shape[1])
+    return kv.commit(cache, _block._feed(net, params, taps, cache)[1], verdict.count + rejected)
+
+
+def _taps_of_the_node_before(right, net, params, cache, drafted, verdict, target_out):
+    taps = tuple(jnp.concatenate([x[:, :1], x[:, :-1]], 1) for x in target_out.taps)
+    return right(net, params, cache, drafted, verdict, target_out._replace(taps=taps))
+
+
+def _last_token_one_off(right, net, params, block, state, tokens, depth):
+    logits, memory = right(net, params, block, state, tokens, depth)
+    last = depth == net.shape.positions - 1
+    return jnp.where(last, jnp.roll(logits, 1, -1), logits), memory
+
+
+def _last_place_of_the_depth_before(right, net, params, block, state, tokens, depth):
+    before = jnp.minimum(depth, net.shape.positions - 2)
+    block = block.replace(
+        hidden=block.hidden.at[:, depth].set(block.hidden[:, before]),
+        logits=block.logits.at[:, depth].set(block.logits[:, before]),
+    )
+    return right(net, params, block, state, tokens, depth)
+
+
+# Training -------------------------------------------------------------------------------------
+
+
+def _blocks_of(steps):
+    return jnp.cumsum(steps == 1) - 1
+
+
+def _second_block_late(right, text, places, steps, among):
+    return right(text, places, steps + (_blocks_of(steps) == 1), among)
+
+
+def _neighbours_anchor_visible(right, text, places, steps, among):
+    group = _blocks_of(steps)
+    neighbour = (group[:, None] == group - 1) & (steps == 1)
+    return right(text, places, steps, among | neighbour)
+
+
+def _sees_the_pending_taps(right, text, places, steps, among):
+    later = jnp.minimum(places + 1, text.depth.shape[1] - 1)
+    visible = right(text, later, steps, among).visible
+    return right(text, places, steps, among).replace(visible=visible)
+
+
+def _correction_of_the_token_before(right, net, params, out, batch, hidden, places=None):
+    earlier = jnp.concatenate([batch.tokens[:, :1], batch.tokens[:, :-1]], 1)
+    drafts = right(net, params, out, batch.replace(tokens=earlier), hidden, places)
+    return drafts._replace(batch=batch)
+
+
+NETWORK = (
+    Patched(
+        "context_keys_without_norm",
+        "the keys of the committed text are not normed",
+        "dflash",
+        instead(_network._Layer, "read", _keys_without_norm),
+    ),
+    Patched(
+        "block_one_late",
+        "the block is one position too late, in drafting and in training",
+        "dflash",
+        instead(_network, "run", _one_late),
+    ),
+    Patched(
+        "context_without_norm",
+        "the fused taps are not normed",
+        "dflash",
+        instead(_network.BlockNet, "read", _no_context_norm),
+    ),
+    Patched(
+        "first_mixture_for_all",
+        "every layer reads the first layer's mixture of the taps",
+        "dflare",
+        instead(_network.BlockNet, "read", _mixed(_first_mixture)),
+    ),
+    Patched(
+        "softmax_over_layers",
+        "the weights of a tap sum to 1 over the layers",
+        "dflare",
+        instead(_network.BlockNet, "read", _mixed(_softmax_over_layers)),
+    ),
+    Patched(
+        "without_last_norm",
+        "the head reads outputs without the last norm",
+        "dflash",
+        instead(_network.BlockNet, "__call__", _no_last_norm),
+    ),
+    Patched(
+        "another_mask",
+        "the masks have the embedding of the next token of the vocabulary",
+        "dspark",
+        instead(_network, "run", _another_mask),
+    ),
+    Patched(
+        "taps_in_reverse",
+        "the taps are fused in reverse order",
+        "dflash",
+        instead(_network, "read", _taps_in_reverse),
+    ),
+    Patched(
+        "every_place_visible",
+        "attention inside a causal block is in both directions",
+        "dflare",
+        instead(_network, "inside", _every_place_visible),
+    ),
+    Patched(
+        "causal_block",
+        "attention inside every block is causal",
+        "dflash",
+        instead(_network, "inside", _causal),
+    ),
+    Patched(
+        "place_before_the_mask",
+        "each token is predicted at the place before its mask",
+        "dflash",
+        instead(_network, "run", _place_before_the_mask),
+    ),
+    Patched(
+        "short_window",
+        "the window is one position too short",
+        "dflash",
+        instead(_network.BlockNet, "__call__", _short_window),
+    ),
+    Patched(
+        "key_heads_in_reverse",
+        "the key heads of the context are those of the other group",
+        "dflash",
+        instead(_network._Layer, "read", _key_heads_in_groups),
+    ),
+)
+CORRECTIONS = (
+    Patched(
+        "gates_swapped",
+        "the GRU's reset and update gates are swapped",
+        "domino",
+        instead(_corrections, "gru", _gates_swapped),
+    ),
+    Patched(
+        "state_forgotten",
+        "the correction begins every depth with zeros",
+        "domino",
+        instead(_corrections, "step", _state_forgotten),
+    ),
+    Patched(
+        "plain_one_more",
+        "the GRU begins one token too late",
+        "domino",
+        instead(_corrections, "step", _plain_one_more),
+    ),
+    Patched(
+        "parts_swapped",
+        "the gate and the candidate of the RNN are swapped",
+        "rnn",
+        instead(_corrections, "_markov", _parts_swapped),
+    ),
+    Patched(
+        "gate_of_the_token_only",
+        "the gate does not read the output of the network",
+        "gated",
+        instead(_corrections, "_markov", _gate_of_the_token_only),
+    ),
+    Patched(
+        "confidence_of_another_token",
+        "the confidence reads the row of the next token of the vocabulary",
+        "dspark",
+        instead(_corrections, "step", _confidence_of_another_token),
+    ),
+)
+DRAFTING = (
+    Patched(
+        "context_late_after_the_first_round",
+        "the keys of tokens that were accepted in rounds are one position too late",
+        "dflash",
+        instead(_block, "_feed", _context_late_after_the_first_round),
+    ),
+    Patched(
+        "keeps_a_rejected_token",
+        "the cache keeps the first rejected token",
+        "dflash",
+        instead(_block, "_commit", _keeps_a_rejected_token),
+    ),
+    Patched(
+        "taps_of_the_node_before",
+        "the taps of a committed token are those of the node before it",
+        "dflash",
+        instead(_block, "_commit", _taps_of_the_node_before),
+    ),
+    Patched(
+        "last_token_one_off",
+        "the last token of a draft is the next one of the vocabulary",
+        "dflash",
+        instead(_block, "_depth", _last_token_one_off),
+    ),
+    Patched(
+        "last_place_of_the_depth_before",
+        "the last token of a draft is predicted at the place before its own",
+        "dflash",
+        instead(_block, "_depth", _last_place_of_the_depth_before),
+    ),
+)
+TRAINING = (
+    Patched(
+        "second_block_late",
+        "the second block of a row is one position too late",
+        "dflash",
+        instead(_along_text, "layout_behind", _second_block_late),
+    ),
+    Patched(
+        "neighbours_anchor_visible",
+        "a block sees the pending token of the next block of its row",
+        "dflash",
+        instead(_along_text, "layout_behind", _neighbours_anchor_visible),
+    ),
+    Patched(
+        "sees_the_pending_taps",
+        "a block sees the taps of its pending token, which no draft has",
+        "dflash",
+        instead(_along_text, "layout_behind", _sees_the_pending_taps),
+    ),
+    Patched(
+        "correction_of_the_token_before",
+        "training corrects by the token one place earlier than drafting does",
+        "dspark",
+        instead(_block, "_drafts", _correction_of_the_token_before),
+    ),
+    of_family(patches.DECAY_IN_REVERSE, "dflash"),
+    of_family(patches.LABELS_OF_ANOTHER_DOCUMENT, "dflash"),
+    of_family(patches.TEACHER_ONE_LATER, "dflash"),
+)
+MISTAKES = (*NETWORK, *CORRECTIONS, *DRAFTING, *TRAINING)
