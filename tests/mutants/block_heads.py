@@ -6,7 +6,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from internals import heads_along_text as _along_text
 from internals import heads_block as _block
 from internals import heads_block_corrections as _corrections
 from internals import heads_block_network as _network
@@ -25,11 +24,8 @@ def _keys_without_norm(right, layer, context, angle):
     return result
 
 
-def _one_late(right, net, params, pending, tokens, cache, layout, text=None):
-    size = layout.visible.shape[1]
-    new = jnp.arange(layout.depth.shape[1]) >= layout.depth.shape[1] - size
-    layout = layout.replace(depth=layout.depth + new)
-    return right(net, params, pending, tokens, cache, layout, text)
+def _one_late(right, cache, size, layout):
+    return right(cache, size, layout.replace(depth=layout.depth + 1))
 
 
 def _contexts(change, taps, angle, net):
@@ -71,9 +67,9 @@ def _softmax_over_layers(mix):
     return jax.nn.softmax(mix, 0)
 
 
-def _no_last_norm(right, net, x, angle, past, cache, read):
+def _no_last_norm(right, net, x, angle, past, cache):
     for index in range(len(net.layers)):
-        stored = _network.stored(cache, read, index)
+        stored = _network.stored(cache, None, index)
         x, _, _ = net.layers[str(index)](x, angle, past, stored)
     return x
 
@@ -90,19 +86,19 @@ def _taps_in_reverse(right, net, params, taps, positions):
     return right(net, params, taps[::-1], positions)
 
 
-def _every_place_visible(right, net, tokens):
-    return jnp.ones_like(right(net, tokens))
+def _every_place_visible(right, cache, size, layout):
+    return right(cache, size, layout.replace(visible=jnp.ones_like(layout.visible)))
 
 
-def _causal(right, net, tokens):
-    return jnp.tril(right(net, tokens))
+def _causal(right, cache, size, layout):
+    return right(cache, size, layout.replace(visible=jnp.tril(layout.visible)))
 
 
 def _place_before_the_mask(right, net, params, pending, tokens, *rest):
     if net.shape.anchor:
         return right(net, params, pending, tokens, *rest)
     anchored = net._replace(shape=dataclasses.replace(net.shape, anchor=True))
-    return right(anchored, params, pending, tokens + 1, *rest)[:, :, :-1]
+    return right(anchored, params, pending, tokens + 1, *rest)[:, :-1]
 
 
 def _short_window(right, net, *rest):
@@ -200,24 +196,30 @@ def _last_place_of_the_depth_before(right, net, params, block, state, tokens, de
 # Training -------------------------------------------------------------------------------------
 
 
-def _blocks_of(steps):
-    return jnp.cumsum(steps == 1) - 1
+def _later(right, by, *args):
+    """``along`` with all positions of the blocks later by so many."""
+    past = _network.past
+    _network.past = lambda cache, size, layout: past(
+        cache, size, layout.replace(depth=layout.depth + by)
+    )
+    found = right(*args)
+    _network.past = past
+    return found
 
 
-def _second_block_late(right, text, places, steps, among):
-    return right(text, places, steps + (_blocks_of(steps) == 1), among)
+def _second_block_late(right, net, params, text, starts, pending, places, tokens):
+    args = net, params, text, starts, pending, places, tokens
+    late = jnp.arange(places.shape[1])[:, None, None] == 1
+    return jnp.where(late, _later(right, 1, *args), right(*args))
 
 
-def _neighbours_anchor_visible(right, text, places, steps, among):
-    group = _blocks_of(steps)
-    neighbour = (group[:, None] == group - 1) & (steps == 1)
-    return right(text, places, steps, among | neighbour)
+def _reads_earlier_documents(right, net, params, text, starts, *rest):
+    return right(net, params, text, jnp.zeros_like(starts), *rest)
 
 
-def _sees_the_pending_taps(right, text, places, steps, among):
-    later = jnp.minimum(places + 1, text.depth.shape[1] - 1)
-    visible = right(text, later, steps, among).visible
-    return right(text, places, steps, among).replace(visible=visible)
+def _sees_the_pending_taps(right, net, params, text, starts, pending, places, tokens):
+    later = jnp.minimum(places + 1, text.size - 1)
+    return _later(right, -1, net, params, text, starts, pending, later, tokens)
 
 
 def _correction_of_the_token_before(right, net, params, out, batch, hidden, places=None):
@@ -237,7 +239,7 @@ NETWORK = (
         "block_one_late",
         "the block is one position too late, in drafting and in training",
         "dflash",
-        instead(_network, "run", _one_late),
+        instead(_network, "past", _one_late),
     ),
     Patched(
         "context_without_norm",
@@ -267,7 +269,7 @@ NETWORK = (
         "another_mask",
         "the masks have the embedding of the next token of the vocabulary",
         "dspark",
-        instead(_network, "run", _another_mask),
+        instead(_network, "draft", _another_mask),
     ),
     Patched(
         "taps_in_reverse",
@@ -279,19 +281,19 @@ NETWORK = (
         "every_place_visible",
         "attention inside a causal block is in both directions",
         "dflare",
-        instead(_network, "inside", _every_place_visible),
+        instead(_network, "past", _every_place_visible),
     ),
     Patched(
         "causal_block",
         "attention inside every block is causal",
         "dflash",
-        instead(_network, "inside", _causal),
+        instead(_network, "past", _causal),
     ),
     Patched(
         "place_before_the_mask",
         "each token is predicted at the place before its mask",
         "dflash",
-        instead(_network, "run", _place_before_the_mask),
+        instead(_network, "draft", _place_before_the_mask),
     ),
     Patched(
         "short_window",
@@ -381,19 +383,19 @@ TRAINING = (
         "second_block_late",
         "the second block of a row is one position too late",
         "dflash",
-        instead(_along_text, "layout_behind", _second_block_late),
+        instead(_network, "along", _second_block_late),
     ),
     Patched(
-        "neighbours_anchor_visible",
-        "a block sees the pending token of the next block of its row",
+        "earlier_documents_visible",
+        "a block sees the documents before its own in the row",
         "dflash",
-        instead(_along_text, "layout_behind", _neighbours_anchor_visible),
+        instead(_network, "along", _reads_earlier_documents),
     ),
     Patched(
         "sees_the_pending_taps",
         "a block sees the taps of its pending token, which no draft has",
         "dflash",
-        instead(_along_text, "layout_behind", _sees_the_pending_taps),
+        instead(_network, "along", _sees_the_pending_taps),
     ),
     Patched(
         "correction_of_the_token_before",

@@ -64,7 +64,7 @@ def plain_of(method) -> reference.BlockNet:
     anchor, layers = keys.get("anchor", False), keys.get("layers", 1)
     return reference.BlockNet(
         shared.wide(made(method).init_params(None)),
-        keys.get("head_dim", WIDTH),
+        keys.get("head_dim", 8),
         embedding,
         embedding.T,
         tokens=keys["block"] - (not anchor),

@@ -17,7 +17,7 @@ from internals import heads_rollout as _rollout
 from internals import network_of
 from marks import by_default
 from mutants.eagle_heads import DRAFTING, MISTAKES
-from reference_cases import VOCAB, WIDTH
+from reference_cases import VOCAB
 
 from specjax import drafters
 
@@ -73,7 +73,7 @@ def made(label):
 def plain_of(label):
     """The same network for the reference, with the keys of ``FORMS``."""
     keys, embedding = FORMS[label].keys, shared.embedding()
-    own = shared.wide(made(label).init_params(None)), keys.get("head_dim", WIDTH)
+    own = shared.wide(made(label).init_params(None)), keys.get("head_dim", 8)
     ends = embedding, embedding.T
     if label == "mtp_module":
         return mtp_reference.Modules(*own, *ends, True, "raw", True)
