@@ -28,7 +28,8 @@ class KVCache(struct.PyTreeNode):
     # i32[B], in a sparse view: the first slots that are in use of each layer without a window, in
     # any order; new tokens still have positions from ``length`` on. None: ``length``.
     held: jax.Array | None = None
-    # i32[B], of a decoder with an encoder: the first slots belong to its source. None: none do.
+    # i32[B] the first slots, which decoders do not attend to: a source, or earlier documents. None:
+    # none.
     source: jax.Array | None = None
 
 

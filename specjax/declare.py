@@ -21,7 +21,7 @@ import operator
 import re
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -173,22 +173,19 @@ def free(help: str, keys: type[Keys] | None = None) -> Any:
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys:
     """The keys of a method. Raises UserError for a value out of range.
 
-    A class that extends it is a frozen dataclass, with or without the decorator: without it, it
-    becomes one before it is extended, and before its first instance.
+    A class that extends it becomes a frozen dataclass; it takes no decorator.
     """
 
     OWNER: ClassVar[str] = ""  # what messages say before a key's name
     LENGTH: ClassVar[str] = ""  # of a drafter without ``gamma``: the key of its drafts' length
 
-    def __init_subclass__(cls) -> None:
-        for base in cls.__bases__:
-            _as_dataclass(base)
-
-    def __new__(cls, **given: Any) -> Self:
-        return super().__new__(_as_dataclass(cls))
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         for each in keys_of(type(self)):
@@ -207,16 +204,10 @@ class Keys:
         """Raises UserError for keys that do not go together."""
 
 
-def _as_dataclass(keys: type[Any]) -> type[Any]:
-    if issubclass(keys, Keys) and "__dataclass_fields__" not in vars(keys):
-        dataclasses.dataclass(frozen=True, kw_only=True)(keys)
-    return keys
-
-
 @functools.cache
 def keys_of(keys: type[Keys]) -> tuple[Key, ...]:
     """The keys that a class declares: its own first, then those of each class it extends."""
-    fields = {field.name: field for field in dataclasses.fields(_as_dataclass(keys))}
+    fields = {field.name: field for field in dataclasses.fields(keys)}
     names = [name for each in keys.__mro__ for name in inspect.get_annotations(each)]
     named = [fields[name] for name in dict.fromkeys(names) if name in fields]
     return tuple(

@@ -23,14 +23,12 @@ from specjax.run.settings import GridKeys
 pytestmark = pytest.mark.fast
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Shared(declare.Keys):
     """Keys of several methods."""
 
     seed: int = key(0, "the seed")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(Shared):
     """Keys of one method."""
 
@@ -129,11 +127,10 @@ def test_a_key_that_overrides_warns():
     )
 
 
-def test_the_decorator_of_a_dataclass_may_be_there_or_not():
+def test_a_class_of_keys_is_a_dataclass():
     class Plain(declare.Keys):
         start: int = key(1, "the start", least=1)
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Decorated(Plain):
         more: int = key(2, "more", least=0)
 
@@ -165,7 +162,6 @@ def test_what_is_refused_comes_before_a_model_is_read():
 def test_a_module_without_postponed_annotations_is_checked_too():
     space: dict = {"declare": declare, "key": key, "dataclasses": dataclasses}
     exec(
-        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
         "class Plain(declare.Keys):\n"
         "    gamma: int = key(4, 'tokens', least=1)\n"
         "    flag: bool = key(False, 'a flag')\n"
@@ -201,7 +197,6 @@ def test_a_stored_size_that_is_none_is_refused(value):
     assert given({}, {"block_size": 3}).agree("mine", Block()).block == 3
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Group(declare.Keys):
     """A group of keys, with a group inside."""
 

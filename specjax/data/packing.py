@@ -56,8 +56,7 @@ def about_windows(documents: Sequence[Document], length: int, context: int) -> s
     later = sum(int(each.labelled[length + 1 :].sum()) for each in longer)
     return (
         f"{len(longer):,} of {len(documents):,} texts have more than {length + 1:,} tokens: "
-        f"{later:,} of {number:,} labels are in later windows, behind {context:,} to {length:,} "
-        "tokens of context"
+        f"{later:,} of {number:,} labels are in later windows, behind {context + 1:,} tokens"
     )
 
 
@@ -72,7 +71,7 @@ class Packed:
     batch_size: int
     length: int  # T; a row has one token more, so that every position has a label
     seed: int = 0
-    context: int = 0  # tokens before the labels of further pieces of a document
+    context: int = 0  # as of ``pieces``
 
     def __post_init__(self):
         _check_some(self._pieces)

@@ -38,8 +38,7 @@ class Past(NamedTuple):
     length: jax.Array  # i32[B] committed slots
     layout: Layout | Columns
     held: jax.Array | None = None  # i32[B] slots in use of layers without a window; None: length
-    # i32[B] the first slots, which are not attended to: a source, or earlier documents. None: 0
-    source: jax.Array | None = None
+    source: jax.Array | None = None  # of ``KVCache``
 
     @property
     def positions(self) -> jax.Array:
@@ -245,13 +244,14 @@ def _committed(past: Past, slots: int, window: int | None) -> jax.Array:
     """bool[B,1 or T,S]: which slots T tokens attend to; they may be a ring (``cache.commit``)."""
     if window is None or _short(past, slots, window):
         used = past.length if past.held is None or window is not None else past.held
-        inside = jnp.arange(slots) < used[:, None, None]
+        position = jnp.arange(slots)
+        inside = position < used[:, None, None]
     else:
         position = cache_lib.newest(past.length, slots)[:, None]
         inside = (position >= 0) & (past.positions[:, :, None] - position < window)
     if past.source is None:
         return inside
-    return inside & (jnp.arange(slots) >= past.source[:, None, None])
+    return inside & (position >= past.source[:, None, None])
 
 
 def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> jax.Array:

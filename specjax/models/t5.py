@@ -206,6 +206,7 @@ class T5(Transformer):
 
         Raises UserError for a cache without slots, which has no source.
         """
+        assert rows is None and start is None
         slots = cache.k[0].shape[2]
         if not slots:
             raise UserError(

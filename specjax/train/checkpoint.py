@@ -321,7 +321,8 @@ def reason_of(error: BaseException) -> str:
         return error.strerror
     # TensorStore puts the error number of the system into its message.
     number = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(number[1])) if number else str(error).partition("\n")[0]
+    message = os.strerror(int(number[1])) if number else str(error).strip().partition("\n")[0]
+    return message or type(error).__name__
 
 
 def silence(on: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,6 @@ from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import objectives
 from specjax.train.objectives import Loss
-from specjax.train.placement import Source
 from specjax.types import LM, Batch
 
 
@@ -146,9 +146,20 @@ def layer_skip_loss(
 class Numbered:
     """Batches with the number of their step (``Batch.step``)."""
 
-    source: Source
+    source: Any  # a ``placement.Source``
+
+    def __getattr__(self, name: str) -> Any:
+        """``batch_size``, if the source is ``placement.Divided``."""
+        return getattr(self.source, name)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
-        batch = self.source.batch(step)
+        return self._numbered(self.source.batch(step), step)
+
+    def part(self, step: int, rows: Sequence[int]) -> Batch:
+        """The same batch with these rows only, of a divided source."""
+        return self._numbered(self.source.part(step, rows), step)
+
+    @staticmethod
+    def _numbered(batch: Batch, step: int) -> Batch:
         return batch.replace(step=np.full(len(batch.tokens), step, np.int32))

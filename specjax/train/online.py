@@ -64,7 +64,8 @@ def loss_of(
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
     # A stream has no number of steps, and so nothing that falls with them; the batches are small.
-    known = inspect.signature(training.loss).parameters.keys() - {"run_steps", "fall", "remat"}
+    falling = {"run_steps", "fall", "base", "remat"}
+    known = inspect.signature(training.loss).parameters.keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
     usual = {
         "ce": 0.0,

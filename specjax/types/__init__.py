@@ -453,6 +453,8 @@ class Training(NamedTuple):
     ranks: Callable[..., Array] | None = None
     # (key, value) pairs that config.json holds about the parameters, in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
+    # Whether the loss runs layers of the target on the rows: stored features are not enough.
+    reads_tokens: bool = False
 
 
 class Lasting(NamedTuple):

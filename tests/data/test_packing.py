@@ -124,8 +124,7 @@ def test_windows_have_context():
     learnt = [part.ids[part.labelled].tolist() for part in parts]
     assert learnt == [[101, 102, 103, 104], [204, 205, 206], [207, 208, 209], [210, 211]]
     assert packing.about_windows(documents, 6, 3) == (
-        "1 of 2 texts have more than 7 tokens: 5 of 12 labels are in later windows, behind 3 to 6 "
-        "tokens of context"
+        "1 of 2 texts have more than 7 tokens: 5 of 12 labels are in later windows, behind 4 tokens"
     )
     assert packing.about_windows(documents, 12, 6) == ""
 

@@ -112,3 +112,20 @@ def test_values(shape):
         np.testing.assert_allclose(
             ours.astype(jnp.float32), theirs.astype(jnp.float32), rtol=1e-2, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_logits_of_some_tokens(tied, softcap):
+    config = testing.tiny_config()
+    config = dataclasses.replace(
+        config, tie_embeddings=tied, head_bias=not tied, final_softcap=softcap
+    )
+    model, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
+    if not tied:
+        params["head"]["bias"] = np.linspace(-1, 1, config.vocab_size, dtype=np.float32)
+    hidden = 9 * np.random.default_rng(0).normal(size=(2, 3, config.hidden_size)).astype(np.float32)
+    ids = np.array([3, 4, 30])
+    some = jax.jit(lambda params: model.inside.some_logits(params, hidden, ids))(params)
+    every = jax.jit(lambda params: model.unembed(params, hidden))(params)
+    np.testing.assert_allclose(some, every[..., ids], rtol=1e-5, atol=1e-5)

@@ -40,7 +40,6 @@ NAME = "clover"
 REFERENCE = "@misc{clover2026,\\n  title = {Clover},\\n}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(StoredKeys):
     """The keys of ``clover``."""
 
@@ -49,7 +48,6 @@ class Keys(StoredKeys):
     residual: bool = key(False, "whether the state keeps its old value", fact="residual")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(declare.Keys):
     """The keys of config.loss."""
 

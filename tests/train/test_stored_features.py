@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,7 @@ def features_config(target, text_file, **changes):
     config.target, config.data.files = str(target), text_file
     config.train.update({"batch_size": ROWS, "length": T, "eval_batches": 2})
     config.examine.update({"prompts": 4, "prompt_tokens": 6})
-    config.features.update({"dtype": "float32", "shard_megabytes": 1, "text": READ + 5})
+    config.features.update({"dtype": "float32", "shard_megabytes": 1, "text": 200})
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     config.update_from_flattened_dict(changes)
     return config
@@ -72,26 +74,27 @@ def test_what_is_written(target_run, written, text_file):
     text = material.read(config, workdir, target.tokenizer, target.directory)
     stream, rows = text.streams["train"], store.size("train")
     whole = store.read("train", range(rows), (0,))
-    assert (
-        rows == (len(stream) - 1) // READ * 2 and whole.labelled is None and whole.segments is None
-    )
+    assert rows == (len(stream) - 1) // T and whole.labelled is None and whole.segments is None
     np.testing.assert_array_equal(whole.tokens[:, 1:].ravel(), stream[1 : rows * T + 1])
     np.testing.assert_array_equal(
         store.counts, np.bincount(stream[1 : rows * T + 1], minlength=320)
     )
     forward = jax.jit(lambda t: lm.forward(target.lm.with_taps((0,)), target.params, t))
-    for split, first in (("train", 6), ("train", rows - 4), ("valid", 4), ("valid", 0)):
-        batch = store.read(split, range(first, first + 4), (0,))
-        out = forward(batch.tokens[:, :-1].reshape(2, READ))
-        for stored, made in (
-            (batch.features.hidden, out.hidden),
-            (batch.features.taps[0], out.taps[0]),
-        ):
-            np.testing.assert_allclose(stored.reshape(made.shape), made, atol=1e-6)
-        total = jax.nn.logsumexp(out.logits, -1)
-        np.testing.assert_allclose(batch.features.total.reshape(2, -1), total, atol=1e-5)
-        best = batch.features.best.reshape(2, -1)
-        np.testing.assert_array_equal(best, out.logits.argmax(-1))
+    held_out = (len(text.streams["valid"]) - 1) // T
+    spaced = np.linspace(0, held_out - 1, 8).astype(int)
+    for split, count, numbers in (("train", rows, range(rows)), ("valid", held_out, spaced)):
+        for place in (0, 5, len(numbers) - 1):
+            # The target read two rows at once; the last ones end with the stream.
+            first = min(numbers[place] // 2 * 2, count - 2)
+            read = text.streams[split][first * T : first * T + READ]
+            out = jax.tree.map(lambda x: np.asarray(x[0]), forward(np.stack([read, read])))
+            own = slice((numbers[place] - first) * T, (numbers[place] - first + 1) * T)
+            found = store.read(split, [place], (0,)).features
+            np.testing.assert_allclose(found.hidden[0], out.hidden[own], atol=1e-6)
+            np.testing.assert_allclose(found.taps[0][0], out.taps[0][own], atol=1e-6)
+            total = np.log(np.exp(out.logits[own]).sum(-1))
+            np.testing.assert_allclose(found.total[0], total, atol=1e-5)
+            np.testing.assert_array_equal(found.best[0], out.logits[own].argmax(-1))
     # Two vectors of 32 numbers of 4 bytes, and two numbers; a row also has its tokens.
     assert summary["bytes_per_token"] == 264 and summary["held_out_rows"] == 8
     assert summary["bytes"] == (rows + 8) * (T * 264 + (T + 1) * 4)
@@ -151,7 +154,12 @@ def test_a_killed_command_is_resumed(target_run, written, text_file, tmp_path, m
 def test_documents(target_run, text_file, tmp_path, dtype):
     """Packed documents keep labels and segments; a pass reads each alone, from its first token."""
     changes = {"data__packing": "documents", "features__dtype": dtype, "features__rows": 12}
-    config = features_config(target_run[0], text_file, **changes)
+    whole, lines = Path(text_file).read_text(encoding="utf-8"), []
+    for start in range(0, 6000, 60):  # every third text is long
+        text = whole[start : start + (600 if start % 180 == 0 else 40)]
+        lines.append(json.dumps({"text": text}))
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    config = features_config(target_run[0], str(tmp_path / "texts.jsonl"), **changes)
     summary = recipes.run(config, tmp_path / "f")
     assert (
         summary["rows"] == 12
@@ -165,15 +173,25 @@ def test_documents(target_run, text_file, tmp_path, dtype):
     np.testing.assert_array_equal(store.counts, stored)
     assert batch.labelled.any() and not batch.labelled.all() and batch.segments.max() >= 1
     documents = material.read(config, tmp_path, target.tokenizer, target.directory).documents
-    texts = packing.Packed(documents["train"], 1, READ, config.seed, READ // 2)
-    texts = jax.tree.map(lambda *x: np.concatenate(x), *map(texts.batch, range(12)))
-    out = lm.forward(target.lm, target.params, texts.tokens[:, :-1], texts.segments[:, :-1])
-    rows, hidden = packing.cut(texts, T), np.asarray(out.hidden).reshape(24, T, -1)
-    # Rows without a label are left out.
-    kept = (rows.labelled[:, 1:] & (rows.segments[:, 1:] == rows.segments[:, :-1])).any(1)
-    assert 12 <= kept.sum() < 24
-    rows, hidden = jax.tree.map(lambda x: x[kept][:12], (rows, hidden))
-    assert equal(batch.replace(features=None), rows)
+    forward = jax.jit(functools.partial(lm.forward, target.lm, target.params))
+    rows, features = [], []
+    # Documents that fit into a row stay whole; longer ones are read READ tokens at once.
+    for long, room in ((False, T), (True, READ)):
+        own = [each for each in documents["train"] if (len(each.ids) > T + 1) == long]
+        packed = packing.Packed(own, 1, room, config.seed, room // 2)
+        for number in range(packed.rows):
+            text = packed.batch(number)
+            out = forward(text.tokens[:, :-1], text.segments[:, :-1])
+            hidden = np.asarray(out.hidden).reshape(-1, T, out.hidden.shape[-1])
+            cut = packing.cut(text, T)
+            # Rows without a label are left out.
+            kept = (cut.labelled[:, 1:] & (cut.segments[:, 1:] == cut.segments[:, :-1])).any(1)
+            rows.append(jax.tree.map(lambda x, kept=kept: x[kept], cut))
+            features.append(hidden[kept])
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *rows)
+    chosen = np.linspace(0, len(rows.tokens) - 1, 12).astype(int)
+    assert equal(batch.replace(features=None), jax.tree.map(lambda x: x[chosen], rows))
+    hidden = np.concatenate(features)[chosen]
     error = np.abs(np.asarray(batch.features.hidden, np.float32) - hidden)
     error /= np.abs(hidden).max(-1, keepdims=True)
     assert error.max() < (1e-6 if dtype == "float32" else 0.04)

@@ -138,15 +138,20 @@ def every_place(rows: int, size: int) -> Array:
 def random_places(key: Array, batch: Batch, ahead: int, depths: int, most: int) -> Array:
     """i32[B,P]: different places of each row at random, all where there are fewer than ``most``.
 
-    First those at which a draft of so many depths has a label and ends inside the document, then
-    the others that have a label. ``ahead`` as in ``Drafts``: a label of depth 0, or of any depth
-    with ``Batch.depths``.
+    First those with a label (``labelled``), then the others.
+    """
+    counted = labelled(batch, ahead, depths)
+    turn = jax.random.uniform(key, counted.shape) + ~counted
+    return jnp.argsort(turn, 1)[:, :most].astype(jnp.int32)
+
+
+def labelled(batch: Batch, ahead: int, depths: int) -> Array:
+    """bool[B,T]: places at which a draft of so many depths has a label of depth 0.
+
+    ``ahead`` as in ``Drafts``. With ``Batch.depths``: a label of any depth.
     """
     counted = [label(batch, ahead + d, d)[1] for d in range(1 if batch.depths is None else depths)]
-    labelled = functools.reduce(jnp.logical_or, counted)
-    whole = label(batch.replace(labelled=None, depths=None), ahead + depths - 1)[1]
-    turn = jax.random.uniform(key, labelled.shape) + 2 * ~labelled + ~whole
-    return jnp.argsort(turn, 1)[:, :most].astype(jnp.int32)
+    return functools.reduce(jnp.logical_or, counted)
 
 
 def in_pieces(compute: Callable[[Array], Array], size: int) -> Array:

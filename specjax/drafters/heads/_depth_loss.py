@@ -161,16 +161,17 @@ def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
     return term
 
 
-def recomputes(drafts: Drafts, depths: int, asked: bool) -> bool:
+def recomputes(drafts: Drafts, depths: int, asked: bool, more: int = 0) -> bool:
     """Whether the backward pass computes each depth again; otherwise all logits are in memory.
 
-    Where they take more than ``MOST`` bytes, it does.
+    Where they take more than ``MOST`` bytes, it does. ``more``: other numbers of each place that
+    are in memory with its logits.
     """
     rows, size, width = drafts.teacher.shape
     places = drafts.places[0] if drafts.places else None
     size = size if places is None else places.shape[1]
     width = width if drafts.ids is None else len(drafts.ids)
-    return asked or 4 * rows * size * width * depths > MOST
+    return asked or 4 * rows * size * (width + more) * depths > MOST
 
 
 def fold(

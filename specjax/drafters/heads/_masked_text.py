@@ -111,16 +111,20 @@ def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Dr
 
 
 def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> Masks:
-    """Masks of each depth from 1, after a share of the T entries, chosen at random.
+    """Masks of each depth from 1, after a share of the entries that have a label, at random.
 
-    Entries with a label come first (``random_places``).
+    There are as many masks as if all T entries had one. What is left over is after the last entry,
+    where no label is.
     """
-    size = batch.tokens.shape[1] - 1
-    order = _along_text.random_places(key, batch, ahead, 1 + len(shares), size)
+    size, depths = batch.tokens.shape[1] - 1, 1 + len(shares)
+    order = _along_text.random_places(key, batch, ahead, depths, size)
+    number = _along_text.labelled(batch, ahead, depths).sum(1)
     counts = np.minimum.accumulate([max(round(share * size), 1) for share in shares] or [0])
     columns = np.concatenate([np.arange(count) for count in counts])
-    depths = np.repeat(np.arange(1, len(counts) + 1), counts)
-    return Masks(order[:, columns], depths, columns)
+    depth = np.repeat(np.arange(1, depths), counts[: depths - 1])
+    share = np.minimum.accumulate([*shares, 0.0])[depth - 1]
+    kept = columns < jnp.maximum(jnp.round(share * number[:, None]), 1)
+    return Masks(jnp.where(kept, order[:, columns], size - 1), depth, columns)
 
 
 def layout_of_masks(text: Layout, masks: Masks) -> Layout:

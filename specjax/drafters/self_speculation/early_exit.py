@@ -213,7 +213,9 @@ def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
     if exit_.shape.kind != NONE:
         target = target.with_taps(exit_.taps)
     logits, both = Bound(logits_of, exit_), Bound(both_logits, exit_, target)
-    training = Training(**_foresee.of_text(logits, both, plan), facts=exit_.facts)
+    whole = exit_.shape.kind == NONE
+    forecasts = _foresee.of_text(logits, both, plan)
+    training = Training(**forecasts, facts=exit_.facts, reads_tokens=whole)
     if not exit_.shape.trained:
         return training
     return training._replace(

@@ -173,6 +173,7 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
         loss=Bound(loss, setup),
         start=Bound(_start, setup),
         **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
+        reads_tokens=True,
     )
     more = {"training": training, "features": one, "gaps": not one}
     drafter = growth.build("pass", stepper, plan, given.init_params("pass"), **more)

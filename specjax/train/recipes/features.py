@@ -23,6 +23,7 @@ from specjax import files, sampling, sharding
 from specjax.config import Config
 from specjax.data import feature_store, packing, token_streams
 from specjax.data.feature_store import RecordLayout
+from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import objectives, update
@@ -40,18 +41,23 @@ Compute = Callable[[Sequence[Batch], Sequence[Sequence[int]]], list[bytes]]
 class Rows(NamedTuple):
     """The rows of one split; they do not change from epoch to epoch.
 
-    The target reads whole texts; each is cut into rows of ``length`` tokens.
+    The target reads whole texts, which are cut into rows of ``length`` tokens.
     """
 
     length: int
-    text: Callable[[int], Batch]
-    parts: list[tuple[int, int]]  # of each row, its text and its place there
+    text: Callable[[Any], Batch]
+    parts: list[tuple[Any, int]]  # of each row, its text and its place there
 
     def row(self, number: int) -> Batch:
         """A row without features."""
         text, place = self.parts[number]
         cut = packing.cut(self.text(text), self.length)
         return jax.tree.map(lambda x: x[place : place + 1], cut)
+
+    def first(self, most: int) -> Rows:
+        """At most so many rows, evenly spaced; 0: all."""
+        chosen = np.linspace(0, len(self.parts) - 1, min(most or len(self.parts), len(self.parts)))
+        return self._replace(parts=[self.parts[int(number)] for number in chosen])
 
 
 def run(config: Config, workdir: Path) -> dict:
@@ -76,12 +82,12 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     taps = tuple(config.features.taps)
     model = target.lm.with_taps(taps)
     text = materials.read(config, workdir, target.text_tokenizer, target.directory)
-    rows, size = _rows(config, text, target.lm.max_positions)
+    rows = _rows(config, text, target.lm.max_positions)
     assert model.width is not None
     stored = config.features.dtype
     documents = bool(text.documents)
     layout = RecordLayout(config.train.length, model.width, taps, stored, documents, True)
-    plan = _plan(config, target, text, rows, layout) | {"read": size}
+    plan = _plan(config, target, text, rows, layout)
     _check_room(workdir, plan["bytes"])
 
     def write(folder: Path) -> tuple[dict, dict]:
@@ -97,52 +103,81 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     return common.Data(write, plan)
 
 
-def _rows(config: Config, text: Text, positions: int | None) -> tuple[dict[str, Rows], int]:
-    """The rows of both splits, and how many tokens the target reads at once.
-
-    Documents as they are packed in the first epoch of training on them; of a stream all tokens. A
-    row begins with the last token of the row before. Rows without a label are left out. Raises
-    UserError for too little text.
-    """
+def _rows(config: Config, text: Text, positions: int | None) -> dict[str, Rows]:
+    """The rows of both splits. Raises UserError for too little text."""
     length, most = config.train.length, config.features.rows
     size = min(config.features.text, positions or config.features.text)
+    size = max(size // length, 1) * length
+    count = config.train.batch_size * config.train.eval_batches
     if text.streams:
-        size = min(size, *(len(each) - 1 for each in text.streams.values()))
-    number = max(size // length, 1)
-    size, count = number * length, config.train.batch_size * config.train.eval_batches
-    texts = -(-count // number)
-    if text.streams:
-        stream = text.streams["train"]
-        token_streams.Batches(stream, 1, length)  # raises if it is too short
-        train = functools.partial(_cut, stream, size), (len(stream) - 1) // size
-        held_out = token_streams.held_out_batches(text.streams["valid"], 1, size, texts)
+        token_streams.Batches(text.streams["train"], 1, length)  # raises if it is too short
+        rows = {split: _of_stream(each, length, size) for split, each in text.streams.items()}
     else:
-        context, documents = size // 2, text.documents["train"]
-        packed = packing.Packed(documents, 1, size, config.seed, context)
-        train = packed.batch, packed.rows
-        held_out = packing.held_out(text.documents["valid"], 1, size, texts, context)
-        if line := packing.about_windows(documents, size, context):
+
+        def train(own: Sequence[Document], room: int, context: int) -> tuple[Any, int]:
+            packed = packing.Packed(own, 1, room, config.seed, context)
+            return packed.batch, packed.rows
+
+        def valid(own: Sequence[Document], room: int, context: int) -> tuple[Any, int]:
+            batches = packing.held_out(own, 1, room, count, context)
+            return batches.__getitem__, len(batches)
+
+        rows = {
+            split: _of_documents(text.documents[split], length, size, pack)
+            for split, pack in (("train", train), ("valid", valid))
+        }
+        if line := packing.about_windows(text.documents["train"], size, size // 2):
             report(line)
-    return {
-        "train": _labelled(*train, length, most),
-        "valid": _labelled(held_out.__getitem__, len(held_out), length, count),
-    }, size
+    return {"train": rows["train"].first(most), "valid": rows["valid"].first(count)}
 
 
-def _labelled(text: Callable[[int], Batch], count: int, length: int, most: int) -> Rows:
-    """The rows of ``count`` texts that have a label, at most ``most`` (0: all)."""
+def _have_labels(documents: Sequence[Document]) -> bool:
+    return any(each.labelled[1:].any() for each in documents)
+
+
+def _of_stream(stream: np.ndarray, length: int, size: int) -> Rows:
+    """All tokens. A row begins with the last token of the row before."""
+    rows = (len(stream) - 1) // length
+    number = min(size // length, rows)
+
+    def text(first: int) -> Batch:
+        # Any: a NumPy array, which is moved to the devices later.
+        tokens: Any = stream[None, first * length : (first + number) * length + 1]
+        return Batch(tokens)
+
+    # The last text ends with the stream, and begins inside of the one before.
+    firsts = [min(row // number * number, rows - number) for row in range(rows)]
+    parts = [(first, row - first) for row, first in enumerate(firsts)]
+    return Rows(length, text, parts)
+
+
+def _of_documents(
+    documents: Sequence[Document],
+    length: int,
+    size: int,
+    pack: Callable[[Sequence[Document], int, int], tuple[Callable[[int], Batch], int]],
+) -> Rows:
+    """Documents as ``pack`` puts them into rows of a length, with so much context of windows.
+
+    Those that fit into one row stay whole. Longer ones are packed into texts of ``size`` tokens,
+    which are cut. Rows without a label are left out.
+    """
+    short = [each for each in documents if len(each.ids) <= length + 1 or size == length]
+    long = [each for each in documents if len(each.ids) > length + 1 and size > length]
+    groups = [each for each in ((short, length), (long, size)) if _have_labels(each[0])]
+    # Without labels an error.
+    texts = [pack(own, room, room // 2) for own, room in groups or [(documents, length)]]
+
+    def text(number: tuple[int, int]) -> Batch:
+        return texts[number[0]][0](number[1])
+
     parts = []
-    for number in range(count):
-        labels, mask = objectives.labels_of(packing.cut(text(number), length))
-        mask = np.ones(labels.shape, bool) if mask is None else np.asarray(mask)
-        parts += [(number, int(place)) for place in np.flatnonzero(mask.any(1))]
-    return Rows(length, text, parts[: most or None])
-
-
-def _cut(stream: np.ndarray, length: int, number: int) -> Batch:
-    # Any: a NumPy array, which is moved to the devices later.
-    row: Any = stream[None, number * length : (number + 1) * length + 1]
-    return Batch(row)
+    for group, (_, count) in enumerate(texts):
+        for number in range(count):
+            labels, mask = objectives.labels_of(packing.cut(text((group, number)), length))
+            mask = np.ones(labels.shape, bool) if mask is None else np.asarray(mask)
+            parts += [((group, number), int(place)) for place in np.flatnonzero(mask.any(1))]
+    return Rows(length, functools.lru_cache(64)(text), parts)
 
 
 def _plan(
@@ -165,7 +200,12 @@ def _plan(
         "rows": counts,
         "bytes_per_token": layout.bytes_per_token,
         "bytes": sum(counts.values()) * size,
-        "shard_rows": max(1, config.features.shard_megabytes * 10**6 // size),
+        # A text whose rows are in two shards is read twice.
+        "shard_rows": max(
+            config.features.shard_megabytes * 10**6 // size,
+            4 * place(config.mesh).parts * max(1, config.features.text // layout.length),
+        ),
+        "read": config.features.text,
         "prompts": {"tokens": config.examine.prompt_tokens, "ids": text.prompts},
     }
 
@@ -214,12 +254,11 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array | None, ...]:
         out = objectives.output_of(model, params, batch)
         stacked = jnp.stack([out.hidden, *out.taps], 1)
-        bits = feature_store.in_bits(stacked, layout.dtype)
-        teacher = jax.nn.logsumexp(out.logits, -1), sampling.argmax(out.logits)
-        return (
-            *jax.tree.map(lambda x: cut(x, 2), bits),
-            *jax.tree.map(lambda x: cut(x, 1), teacher),
-        )
+        bits = feature_store.in_bits(cut(stacked, 2), layout.dtype)
+        # The logits of one row of each text at a time are in memory.
+        pieces = out.hidden.reshape(len(out.hidden), -1, length, out.hidden.shape[-1])
+        total, best = jax.lax.map(functools.partial(_teacher, model, params), pieces.swapaxes(0, 1))
+        return *bits, *(x.swapaxes(0, 1).reshape(-1, length) for x in (total, best))
 
     features = jax.jit(placement.gathering(forward))
 
@@ -234,7 +273,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
             )
             yield packing.cut(whole, length), features(params, {}, placement.batch(whole))
 
-    def compute(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
+    def alike(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
         number = (texts[0].tokens.shape[1] - 1) // length
         numbers = np.array([i * number + j for i, each in enumerate(wanted) for j in each])
         found: list[bytes] = []
@@ -251,7 +290,21 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
             waiting = part
         return found
 
+    def compute(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
+        found: list[bytes] = []
+        pairs = zip(texts, wanted, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].tokens.shape[1]):
+            found += alike(*zip(*group, strict=True))
+        return found
+
     return compute
+
+
+def _teacher(model: LM, params: Any, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``Features.total`` and ``best`` of hidden states [B,T,E]."""
+    assert model.unembed is not None
+    logits = model.unembed(params, hidden)
+    return jax.nn.logsumexp(logits, -1), sampling.argmax(logits)
 
 
 def _write_shards(
@@ -277,7 +330,7 @@ def _write_shards(
                 if feature_store.is_finished(path, layout, chosen):
                     meter.skip(len(chosen))
                 else:
-                    texts: dict[int, list[int]] = {}
+                    texts: dict[Any, list[int]] = {}
                     for text, place in each.parts[start : start + size]:
                         texts.setdefault(text, []).append(place)
                     records = compute([each.text(text) for text in texts], list(texts.values()))

@@ -45,6 +45,11 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     material = gather() if config.drafter.get("draft_vocab") else None
     drafter = _drafter(config, target, material)
     training = _training(drafter)
+    if config.data.features and training.reads_tokens:
+        raise UserError(
+            f"config.data.features are not enough for {config.drafter.name}: its loss runs layers "
+            "of the target on the rows; train it on the text itself"
+        )
     _check_best(config, drafter, training)
     common.check_longest(config, drafter.longest)
     assert training.start is not None

@@ -171,11 +171,16 @@ def gather(
     if checks.text_kind(config.data) == "features":
         return Material(*_open_store(config, directory))
     text = read(config, workdir, tokenizer, directory, ends)
+    digest, counts = text.digest, text.counts
     size, length, count = config.train.batch_size, config.train.length, config.train.eval_batches
     if text.streams:
         batches: Source = token_streams.Batches(text.streams["train"], size, length, config.seed)
         held_out = token_streams.held_out_batches(text.streams["valid"], size, length, count)
     elif ends is not None:
+        # Rows are padded to the longest pair.
+        length = min(
+            length, max(len(each.ids) for own in text.documents.values() for each in own) - 1
+        )
         batches = packing.OnePerRow(text.documents["train"], size, length, config.seed)
         held_out = packing.held_out_rows(text.documents["valid"], size, length, count)
     else:
@@ -186,7 +191,8 @@ def gather(
         held_out = packing.held_out(text.documents["valid"], size, length, count, context)
         if context and (line := packing.about_windows(documents, length, context)):
             report(line)
-    digest, counts = text.digest, text.counts
+            # Earlier versions had other rows.
+            digest = f"{digest}, context {context}"
     return Material(batches, held_out, text.prompts, digest, text.tokens_per_byte, counts)
 
 

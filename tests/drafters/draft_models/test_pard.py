@@ -154,15 +154,25 @@ def test_probs_of_another_depth_are_caught():
 
 
 def test_deeper_masks_are_dropped_together_with_those_below():
-    batch = Batch(jnp.zeros((2, 11), jnp.int32))
-    masks = _masked_text.random_masks(jax.random.key(0), batch, 1, [0.7, 0.49, 0.2, 0.2])
-    counts = [int((masks.depths == depth).sum()) for depth in range(1, 5)]
-    assert counts == [7, 5, 2, 2]
-    for row in np.asarray(masks.places):
-        above = set(range(10))
-        for depth in range(1, 5):
-            here = row[masks.depths == depth].tolist()
-            assert len(set(here)) == len(here) and set(here) <= above
+    """Shares are of the entries with a label; other masks are after the last entry."""
+    labelled = np.ones((2, 11), bool)
+    labelled[1, :6] = False  # entries 5 to 9 have a label
+    batch, made = Batch(jnp.zeros((2, 11), jnp.int32), jnp.asarray(labelled)), []
+
+    def draw(key):
+        made.append(_masked_text.random_masks(key, batch, 1, [0.7, 0.49, 0.2, 0.2]))
+        return made[0].places
+
+    places, depths = np.asarray(jax.jit(draw)(jax.random.key(0))), made[0].depths
+    assert [int((depths == depth).sum()) for depth in range(1, 5)] == [7, 5, 2, 2]
+    for row, above, counts in (
+        (places[0], set(range(10)), [7, 5, 2, 2]),
+        (places[1], set(range(5, 10)), [4, 2, 1, 1]),
+    ):
+        for depth, count in enumerate(counts, 1):
+            every = row[depths == depth].tolist()
+            here, others = every[:count], every[count:]
+            assert len(set(here)) == count and set(here) <= above and set(others) <= {9}
             above = set(here)
 
 

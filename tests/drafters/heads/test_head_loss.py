@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from head_cases import silu, softmax
 from internals import heads_along_text as _along_text
+from internals import heads_depth_loss as _depth_loss
 from internals import heads_heads as _heads
 from marks import by_default
 
-from specjax import testing
+from specjax import drafters, testing
 from specjax.errors import UserError
+from specjax.models import lm
 from specjax.train import objectives
 from specjax.types import Batch, ModelParams
 
@@ -158,23 +160,20 @@ def test_errors():
     refused("raise train.length to 2 or more", TOKENS[:, :2])
 
 
-def test_random_places_have_a_label_and_room_for_the_draft():
-    """Depth 0 of place s is token s + 2: first the places with a label and a whole draft."""
+def test_random_places_have_a_label():
+    """Depth 0 of place s is token s + 2; the last label of a document has a place too."""
     labelled = np.zeros((2, 13), bool)
     labelled[0, 4:] = True
     labelled[1, 9:] = True
     segments = np.ones((2, 13), np.int32)
     segments[0, 8:] = 2
     batch = Batch(jnp.zeros((2, 13), jnp.int32), jnp.asarray(labelled), jnp.asarray(segments))
-    # Drafts of 3 tokens. Row 0: documents end at 8 and 13. Row 1: the text ends at 13.
-    whole, some = ({2, 3, 8}, {7, 8}), ({2, 3, 4, 5, 8, 9, 10}, {7, 8, 9, 10})
+    some = {2, 3, 4, 5, 8, 9, 10}, {7, 8, 9, 10}
+    draw = jax.jit(lambda key: _along_text.random_places(key, batch, 2, 3, 9))
     seen = [set(), set()]
     for seed in range(20):
-        places = np.asarray(_along_text.random_places(jax.random.key(seed), batch, 2, 3, 9))
-        for row, chosen in enumerate(places.tolist()):
-            first, count = len(whole[row]), len(some[row])
-            assert len(set(chosen)) == 9 and set(chosen[:first]) == whole[row]
-            assert set(chosen[:count]) == some[row]
+        for row, chosen in enumerate(np.asarray(draw(jax.random.key(seed))).tolist()):
+            assert len(set(chosen)) == 9 and set(chosen[: len(some[row])]) == some[row]
             seen[row].add(tuple(chosen))
     assert min(map(len, seen)) > 10
 
@@ -184,6 +183,27 @@ def test_random_places_follow_the_depths_of_labels():
     depths = np.full((1, 13), -1, np.int32)
     depths[0, 9], depths[0, 4] = 1, 0
     batch = Batch(jnp.zeros((1, 13), jnp.int32), depths=jnp.asarray(depths))
+    draw = jax.jit(lambda key: _along_text.random_places(key, batch, 2, 2, 2))
     for seed in range(5):
-        places = _along_text.random_places(jax.random.key(seed), batch, 2, 2, 2)
-        assert set(np.asarray(places)[0].tolist()) == {6, 2}
+        assert set(np.asarray(draw(jax.random.key(seed)))[0].tolist()) == {6, 2}
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "block_head", "pass"])
+def test_depths_are_computed_again_only_if_asked_or_large(name, monkeypatch):
+    """``remat``, and logits of more than ``MOST`` bytes; otherwise the logits stay in memory."""
+    target = lm.from_config(testing.tiny_config(layers=3))
+    drafter = drafters.make(name, target)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    init = functools.partial(lm.init_params, testing.tiny_config(layers=3))
+    theirs = jax.eval_shape(init, key)
+    own = jax.eval_shape(drafter.training.start, theirs, key)
+    batch = Batch(jax.ShapeDtypeStruct((2, 17), jnp.int32))
+    more = {"steps": 2} if name == "eagle" else {}
+
+    def again(**keys):
+        loss = functools.partial(drafter.training.loss, **more, **keys)
+        return "remat" in str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(own, theirs, batch, key))
+
+    assert again(remat=True) and not again()
+    monkeypatch.setattr(_depth_loss, "MOST", 1000)
+    assert again()

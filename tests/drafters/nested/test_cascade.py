@@ -110,36 +110,35 @@ def overshoot_by_value(monkeypatch):
     draw = _system.draw
 
     def wrong(*args):
-        drawn, state = draw(*args)
+        drawn, logits, state = draw(*args)
         last = jnp.arange(drawn.tokens.shape[1]) == drawn.tokens.shape[1] - 1
-        return drawn._replace(valid=drawn.valid & ~(last & (drawn.tokens == 0))), state
+        return drawn.replace(valid=drawn.valid & ~(last & (drawn.tokens == 0))), logits, state
 
     monkeypatch.setattr(_system, "draw", wrong)
 
 
 def probs_of_the_smaller_model(monkeypatch):
     """Declares the tokens of the first model with the probabilities of the second one."""
-    right = _system.probs_of
+    right = _system._probs_of
 
-    def wrong(context, drawn):
+    def wrong(context, tokens, logits):
         place = context.length[:, None] + jnp.arange(-2, 0)
         text = jnp.take_along_axis(context.tokens, place, axis=1)
-        text = jnp.concatenate([text, drawn.tokens], 1)
-        size = drawn.tokens.shape[1]
-        logits = cases.table(2, V)[text[:, :size], text[:, 1 : size + 1]]
-        return right(context, drawn._replace(logits=logits))
+        text = jnp.concatenate([text, tokens], 1)
+        size = tokens.shape[1]
+        return right(context, tokens, cases.table(2, V)[text[:, :size], text[:, 1 : size + 1]])
 
-    monkeypatch.setattr(_system, "probs_of", wrong)
+    monkeypatch.setattr(_system, "_probs_of", wrong)
 
 
 def probs_of_the_place_before(monkeypatch):
     """Declares each token with the probabilities of the token before it."""
-    right = _system.probs_of
+    right = _system._probs_of
 
-    def wrong(context, drawn):
-        return right(context, drawn._replace(logits=jnp.roll(drawn.logits, 1, axis=1)))
+    def wrong(context, tokens, logits):
+        return right(context, tokens, jnp.roll(logits, 1, axis=1))
 
-    monkeypatch.setattr(_system, "probs_of", wrong)
+    monkeypatch.setattr(_system, "_probs_of", wrong)
 
 
 MUTANTS = (

@@ -145,12 +145,8 @@ def draft(
     pending: jax.Array,
     tokens: int,
     cache: kv.KVCache,
-    start: jax.Array | None = None,
 ) -> jax.Array:
-    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text.
-
-    ``start`` i32[B]: the first slot that is read; None: 0.
-    """
+    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text."""
     shape, dtype, batch = net.shape, at_least(net.dtype, params.draft), len(pending)
     size = shape.fed(tokens)
     first = embed(net.ends, params, pending)[:, None].astype(dtype)
@@ -164,7 +160,7 @@ def draft(
         jnp.tril(every) if shape.causal else every,
         jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size)),
     )
-    view = past(cache, size, layout)._replace(source=start)
+    view = past(cache, size, layout)
     x, angle = jnp.concatenate([first, masks], 1), rope_angle(shape.config, view.positions)
     hidden = _merge(net, params)(x, angle, view, cache)
     return hidden if shape.anchor else hidden[:, 1:]
@@ -187,8 +183,8 @@ def along(
     keys, values = (tuple(x.swapaxes(1, 2) for x in each) for each in (text.k, text.v))
 
     def behind(place: jax.Array, start: jax.Array, token: jax.Array) -> jax.Array:
-        cache = KVCache(keys, values, place + 1, net.shape.config.windows)
-        return draft(net, params, token, tokens, cache, start)
+        cache = KVCache(keys, values, place + 1, net.shape.config.windows, source=start)
+        return draft(net, params, token, tokens, cache)
 
     return jax.vmap(behind, 1, 1)(places, starts, pending)
 

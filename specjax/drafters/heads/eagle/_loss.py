@@ -249,7 +249,9 @@ def loss(
         feature = jax.lax.stop_gradient(feature) if keys.detach else feature
         return value, sizes, (feature, blocks)
 
-    again = _depth_loss.recomputes(drafts, keys.steps, keys.remat)
+    # The scores of a place: those of all heads.
+    scores = network.shape.config.num_heads * features.shape[1]
+    again = _depth_loss.recomputes(drafts, keys.steps, keys.remat, scores)
     return _depth_loss.fold(term, drafts.state, keys.steps, keys.decay, number, again)
 
 
