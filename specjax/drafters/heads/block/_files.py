@@ -20,7 +20,7 @@ vllm-project/speculators (models/dflash, models/dspark), vllm (spec_decode/utils
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,6 +37,7 @@ from specjax.drafters.files.codec import (
     Rule,
     Rules,
     Sizes,
+    Suited,
     Tensors,
     Written,
     linear,
@@ -66,6 +67,11 @@ _ALIASES = {
     AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
 }
 _METHODS = ("dflash", "dspark")
+# What z-lab's files have in ``dflash_config``.
+_Z = ("mask_token_id", IDS)
+# Engines that read no biases, and engines in which the first mask of DFlash predicts.
+_JAX = ("tpu-inference", "sglang-jax")
+_MASKS_FIRST = ("vllm", "sglang", "tpu-inference", "llama.cpp")
 # ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
 _PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
 _KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
@@ -120,6 +126,12 @@ class BlockFiles(Codec):
     """Four layouts with the same tensors."""
 
     layouts = ("dflash", "specforge", "deepspec", "speculators")
+    engines: ClassVar = {
+        **dict.fromkeys(
+            ("vllm", "sglang", "tpu-inference", "sglang-jax", "llama.cpp"), "specforge"
+        ),
+        "speculators": "speculators",
+    }
     tables: ClassVar = {"": _rules()}
     maps = draft_vocabulary.TENSORS
 
@@ -149,13 +161,73 @@ class BlockFiles(Codec):
         config |= _vocabulary(path, layer, leaves, found.maps)
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
 
+    def obstacles(
+        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
+    ) -> Iterable[tuple[Any, str]]:
+        parts, markov = _parts(leaves), ("markov", "table") in leaves
+        layer, anchor = ("layers", "0", "attention"), bool(config.get("sample_from_anchor"))
+        sliding = "sliding_attention" in (config.get("layer_types") or ())
+        causal = "it is causal in no full layer; train without causal"
+        return (
+            (
+                (*layer, "q_norm", "scale") not in leaves,
+                "its layer has norms of queries and keys; train with qk_norm=true",
+            ),
+            (
+                (*layer, "q", "bias") in leaves and engine in _JAX,
+                "its attention has no biases",
+            ),
+            ("gru" in parts and engine != "sglang", "it has no correction by a GRU"),
+            (
+                "gru" in parts and config.get("pure_draft_prefix_len") != 1,
+                "it corrects from the second place on; train with plain=1",
+            ),
+            (markov and engine in ("tpu-inference", "llama.cpp"), "it has no correction"),
+            (
+                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax"),
+                "its correction has no gate and no state; train with correction=markov",
+            ),
+            (
+                markov and "sglang" in engine and not anchor,
+                "its pending token's place predicts with a correction; train with anchor=true",
+            ),
+            (
+                anchor and not markov and "gru" not in parts and engine in _MASKS_FIRST,
+                "its first mask predicts; train with anchor=false",
+            ),
+            (config.get("causal_head") and engine != "vllm", causal),
+            (
+                sliding and engine not in ("vllm", "speculators"),
+                "its sliding layers are causal or full; train without window",
+            ),
+            (
+                parts & {"head", "embed"} and engine not in ("vllm", "speculators"),
+                "it takes the target's embedding and LM head; train without a draft vocabulary",
+            ),
+        )
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        suited = super().suit(engine, leaves, config)
+        if ("markov", "table") in leaves:
+            return suited._replace(layout="deepspec" if "sglang" in engine else "speculators")
+        if engine == "sglang-jax" and config.get("sample_from_anchor"):
+            return suited._replace(note="start it with --speculative-sample-from-anchor")
+        return suited
+
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         maps = {}
         if config.get("draft_ids") is not None:
             width = leaves["head", "kernel"].shape[1]
             maps = draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+        own = {OWN: {"kind": self.kind, "layout": layout, "taps": config.get(IDS)}}
         if layout == "dflash":
-            return {key: x for key, x in config.items() if key != "draft_ids"} | facts(), maps
+            flat = {key: x for key, x in config.items() if key != "draft_ids"} | facts()
+            if _only_here(leaves, config) or not config.get(IDS):
+                return flat, maps
+            # Other programs read these, and recognise it by them.
+            nested = {key: list(x) if key == IDS else x for key, x in config.items() if key in _Z}
+            flat |= _layer(leaves, config) | {"dflash_config": nested}
+            return flat | {"architectures": ["DFlashDraftModel"]} | own, maps
         kept = {key: value for key, value in config.items() if key not in _MADE}
         if not config.get(IDS):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
@@ -165,12 +237,16 @@ class BlockFiles(Codec):
             method["draft_vocab_size"] = leaves["head", "kernel"].shape[1]
         for key in (*layer, *method, IDS):
             kept.pop(key, None)
-        own = {OWN: {"kind": self.kind, "layout": layout, "taps": taps}}
         if layout == "speculators":
             name = "dspark" if ("markov", "table") in leaves else "dflash"
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
             method |= {"sliding_window_non_causal": True}
             name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
+            base = config.get("base_model_name_or_path")
+            block = config["block_size"] - (not method["sample_from_anchor"])
+            method["speculators_config"] = config.get("speculators_config") or (
+                decoder_layers.speculators_config(name.lower(), block, base)
+            )
             method["architectures"] = [f"{name}Speculator"]
             return kept | method | {"transformer_layer_config": layer} | own, maps
         method[IDS] = taps
@@ -282,10 +358,15 @@ def _vocabulary(
     return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
 
 
+def _only_here(leaves: Leaves, config: Mapping[str, Any]) -> bool:
+    """Whether other programs have no place for parts of the network."""
+    return bool(_parts(leaves) & {"mask", "mix"}) or config.get("mask_token_id") is None
+
+
 def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the method. Raises UserError for a network that other programs cannot read."""
     parts = _parts(leaves)
-    if "mask" in parts or "mix" in parts or config.get("mask_token_id") is None:
+    if _only_here(leaves, config):
         what = "mixtures of taps" if "mix" in parts else "an embedding of its masks, and no mask_id"
         raise UserError(
             f"the layout {layout} has no place for {what}; write it as dflash, or train with "
@@ -319,6 +400,8 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     made = decoder_layers.facts("the parameters", config, leaves)
     norm = made.pop("qk_norm")
     made |= {"model_type": "qwen3" if norm else "llama", "hidden_act": "silu"}
+    # vLLM takes sliding layers for causal and full ones not, unless this is stated.
+    made["is_causal"] = bool(config.get("causal_head"))
     for key in ("layer_types", "sliding_window"):
         if config.get(key):
             made[key] = list(config[key]) if key == "layer_types" else config[key]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,6 +42,7 @@ from specjax.drafters.files.codec import (
     Rules,
     Shapes,
     Sizes,
+    Suited,
     Tensors,
     Written,
     linear,
@@ -281,6 +282,34 @@ class ModuleFiles(Codec):
 
     files = ("model.safetensors", "pytorch_model.bin")
     layouts = tuple(NAMES)
+    engines: ClassVar = {"vllm": "mimo"}
+
+    def obstacles(
+        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
+    ) -> Iterable[tuple[Any, str]]:
+        attention = ("modules", "0", "layers", "0", "attention")
+        return (
+            (_modules(leaves) > 1, "it computes one module; train modules=1"),
+            (
+                config.get("hidden") != RAW or not config.get("zero_first"),
+                "it reads hidden states before the last norm, and zeros at slot 0; train with "
+                "hidden=raw zero_first=true",
+            ),
+            (config.get("recycled") == RAW, "it recycles the normed output; train recycled=normed"),
+            (
+                (*attention, "q_norm", "scale") in leaves
+                or (*attention, "q", "bias") not in leaves,
+                "its layer is that of Qwen2, with biases and no qk_norm",
+            ),
+        )
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        note = "put the tensors and num_nextn_predict_layers into a copy of the target's directory"
+        return (
+            super()
+            .suit(engine, leaves, config)
+            ._replace(note=f"{note}, with the architecture MiMoForCausalLM")
+        )
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         fronts = prediction_modules(tensors)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -130,6 +130,13 @@ class _Files(Codec):
         ),
     }
     repeated = ("block",)
+    engines: ClassVar = {"vllm": ""}
+
+    def obstacles(
+        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
+    ) -> Iterable[tuple[Any, str]]:
+        shared = "they share the target's LM head; it reads heads with LM heads of their own"
+        return [(("head", "kernel") not in leaves, shared)]
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         merged = any(name.startswith("medusa_head.") for name in tensors)
@@ -160,7 +167,8 @@ class _Files(Codec):
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
         heads, layers = leaves["block", "kernel"].shape[:2]
         own = {"medusa_num_heads": heads, "medusa_num_layers": layers, "tied": found.tied}
-        return super().facts(found, leaves, sizes) | own
+        # vLLM reads the biases of the blocks where this key is true.
+        return super().facts(found, leaves, sizes) | own | {"medusa_fc_bias": True}
 
 
 CODEC = _Files("medusa")
