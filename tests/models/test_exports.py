@@ -139,6 +139,7 @@ def test_block_drafters(tmp_path, name, layout):
     assert layers["vocab_size"] == V and layers["num_attention_heads"] == 4
     assert layers["model_type"] == "qwen3" and layers["is_causal"] is (name == "jetspec")
     if layout == "speculators":
+        assert config["draft_vocab_size"] == (W if "head" in name else V)
         # vLLM recognises the layout by this key.
         stated = config["speculators_config"]
         [method] = stated["proposal_methods"]
@@ -183,7 +184,7 @@ SUITED = {
 }
 REFUSED = {
     "vllm": {
-        "medusa without a head": "share the target's LM head",
+        "medusa without a head": "it reads heads with LM heads of their own",
         "speculator": "it reads no mlp_speculator heads; those that read them: none",
         "eagle": "its fc has no bias; train with fc_bias=false",
         "eagle of Qwen3": "no norm of queries and keys",
@@ -192,21 +193,21 @@ REFUSED = {
         "dflash, anchor": "its first mask predicts",
         "dflash with a mask": "the layout specforge has no place for an embedding of its masks",
         "domino": "no correction by a GRU",
-        "mtp of normed states": "train with hidden=raw zero_first=true",
-        "mtp of Llama": "its layer is that of Qwen2",
+        "mtp of normed states": "train with hidden=raw",
+        "mtp of Llama": "its layer is Qwen2's",
     },
     "sglang": {
         "medusa": "it reads no medusa heads; those that read them: vllm",
         "eagle3 of other taps": "begins with layer 0",
         "eagle3 before": "its residual is the feature before the norm",
         "p-eagle": "train without parallel",
-        "dflash, sliding": "train without window",
+        "dflash, sliding": "train with window=0",
         "dspark of masks": "train with anchor=true",
-        "jetspec": "train without causal",
+        "jetspec": "train with causal=false",
     },
     "sglang-jax": {
-        "eagle3 of other taps": "must be 1",
-        "eagle3.1": "no norm before fc",
+        "eagle3 of other taps": "unless the first is 1",
+        "eagle3.1": "no norms of taps",
         "eagle3 of 2 layers": "it reads one layer",
     },
     "tpu-inference": {
@@ -214,10 +215,10 @@ REFUSED = {
         "eagle3 of other taps": "it reads layers 1, L / 2 - 1 and L - 4",
         "eagle3 of 2 taps": "its fc reads 3 taps, and these read 2",
         "dspark": "it has no correction",
-        "dflash with a head": "train without a draft vocabulary",
+        "dflash with a head": "these have their own",
     },
     "llama.cpp": {"mtp": "it reads no mtp_module heads; those that read them: vllm"},
-    "speculators": {"jetspec": "train without causal", "eagle": "it reads no eagle heads"},
+    "speculators": {"jetspec": "train with causal=false", "eagle": "it reads no eagle heads"},
 }
 
 

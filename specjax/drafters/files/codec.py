@@ -311,12 +311,10 @@ class Codec:
             raise UserError(f"{self.kind} heads have no layout {layout!r}; {there}")
         return layout or next(iter(self.layouts), "")
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
-        """(whether it is so, what an engine cannot compute and what it can)."""
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        """What an engine computes otherwise -> whether these heads need it."""
         del engine, leaves, config
-        return ()
+        return {}
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
         """How heads are written for an engine. Raises UserError if it cannot draft with them."""
@@ -324,9 +322,9 @@ class Codec:
         if engine not in self.engines:
             there = f"those that read them: {', '.join(self.engines) or 'none'}"
             raise UserError(f"{front}: it reads no {self.kind} heads; {there}")
-        problem = next((why for wrong, why in self.obstacles(engine, leaves, config) if wrong), "")
-        if problem:
-            raise UserError(f"{front}: {problem}")
+        for problem, needed in self.obstacles(engine, leaves, config).items():
+            if needed:
+                raise UserError(f"{front}: {problem}")
         return Suited(self.engines[engine], config)
 
     def layout_of_names(self, names: Collection[str]) -> Layout:

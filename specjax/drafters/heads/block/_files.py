@@ -20,7 +20,7 @@ vllm-project/speculators (models/dflash, models/dspark), vllm (spec_decode/utils
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,9 +69,9 @@ _ALIASES = {
 _METHODS = ("dflash", "dspark")
 # What z-lab's files have in ``dflash_config``.
 _Z = ("mask_token_id", IDS)
-# Engines that read no biases, and engines in which the first mask of DFlash predicts.
-_JAX = ("tpu-inference", "sglang-jax")
-_MASKS_FIRST = ("vllm", "sglang", "tpu-inference", "llama.cpp")
+# Engines without biases, and engines in which the place before the masks of DFlash may predict.
+_SIMPLE = ("tpu-inference", "sglang-jax", "llama.cpp")
+_ANCHORED = ("sglang-jax", "speculators")
 # ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
 _PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
 _KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
@@ -161,50 +161,37 @@ class BlockFiles(Codec):
         config |= _vocabulary(path, layer, leaves, found.maps)
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         parts, markov = _parts(leaves), ("markov", "table") in leaves
-        layer, anchor = ("layers", "0", "attention"), bool(config.get("sample_from_anchor"))
+        attention, anchor = ("layers", "0", "attention"), config.get("sample_from_anchor")
         sliding = "sliding_attention" in (config.get("layer_types") or ())
-        causal = "it is causal in no full layer; train without causal"
-        return (
-            (
-                (*layer, "q_norm", "scale") not in leaves,
-                "its layer has norms of queries and keys; train with qk_norm=true",
+        simple, library = engine in _SIMPLE, engine in ("vllm", "speculators")
+        masks = anchor and not markov and "gru" not in parts and engine not in _ANCHORED
+        return {
+            "its layer has norms of queries and keys; train with qk_norm=true": (
+                (*attention, "q_norm", "scale") not in leaves
             ),
-            (
-                (*layer, "q", "bias") in leaves and engine in _JAX,
-                "its attention has no biases",
+            "its attention has no biases": simple and (*attention, "q", "bias") in leaves,
+            "it has no correction by a GRU": "gru" in parts and engine != "sglang",
+            "its GRU corrects from the second place on; train with plain=1": (
+                "gru" in parts and config.get("pure_draft_prefix_len") != 1
             ),
-            ("gru" in parts and engine != "sglang", "it has no correction by a GRU"),
-            (
-                "gru" in parts and config.get("pure_draft_prefix_len") != 1,
-                "it corrects from the second place on; train with plain=1",
+            "it has no correction": markov and simple and engine != "sglang-jax",
+            "its correction has no gate and no state; train with correction=markov": (
+                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
             ),
-            (markov and engine in ("tpu-inference", "llama.cpp"), "it has no correction"),
-            (
-                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax"),
-                "its correction has no gate and no state; train with correction=markov",
+            "the place before the masks predicts where it corrects; train with anchor=true": (
+                markov and "sglang" in engine and not anchor
             ),
-            (
-                markov and "sglang" in engine and not anchor,
-                "its pending token's place predicts with a correction; train with anchor=true",
+            "its first mask predicts; train with anchor=false": masks,
+            "its blocks are not causal; train with causal=false": (
+                config.get("causal_head") and engine != "vllm"
             ),
-            (
-                anchor and not markov and "gru" not in parts and engine in _MASKS_FIRST,
-                "its first mask predicts; train with anchor=false",
+            "its sliding layers are causal; train with window=0": sliding and not library,
+            "it takes the target's embedding and LM head, and these have their own": (
+                parts & {"head", "embed"} and not library
             ),
-            (config.get("causal_head") and engine != "vllm", causal),
-            (
-                sliding and engine not in ("vllm", "speculators"),
-                "its sliding layers are causal or full; train without window",
-            ),
-            (
-                parts & {"head", "embed"} and engine not in ("vllm", "speculators"),
-                "it takes the target's embedding and LM head; train without a draft vocabulary",
-            ),
-        )
+        }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
         suited = super().suit(engine, leaves, config)
@@ -233,8 +220,12 @@ class BlockFiles(Codec):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
         taps = [int(tap) for tap in config[IDS]]
         method, layer = _method(layout, leaves, config), _layer(leaves, config)
-        if ("head", "kernel") in leaves:
-            method["draft_vocab_size"] = leaves["head", "kernel"].shape[1]
+        # The speculators library takes another number for a missing key.
+        if ("head", "kernel") in leaves or "vocab_size" in layer:
+            own_head = leaves.get(("head", "kernel"))
+            method["draft_vocab_size"] = (
+                layer["vocab_size"] if own_head is None else own_head.shape[1]
+            )
         for key in (*layer, *method, IDS):
             kept.pop(key, None)
         if layout == "speculators":

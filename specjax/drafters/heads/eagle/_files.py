@@ -24,7 +24,7 @@ worker/gpu_model_runner.py), vllm-project/speculators (models/eagle3).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -393,14 +393,9 @@ class Eagle(Codec):
         facts = _decoder(where, self.kind, leaves, layer, {})
         return leaves, _kept(raw, _REPLACED) | facts | {"vocab_size": vocab}
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
-        bias = leaves.get(("fc", "bias"), np.zeros(1))
-        return (
-            *_shared_obstacles(leaves, config),
-            (engine == "vllm" and np.any(bias), "its fc has no bias; train with fc_bias=false"),
-        )
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        bias = engine == "vllm" and np.any(leaves.get(("fc", "bias"), 0))
+        return _of_llama(leaves, config) | {"its fc has no bias; train with fc_bias=false": bias}
 
     def arrange(self, layout: str, leaves: Leaves, config: Mapping[str, Any]) -> Leaves:
         # vLLM has no fc.bias, and SGLang always has one.
@@ -461,40 +456,36 @@ class Eagle3(Eagle):
         config["read_as"] = {"dialect": meaning.dialect, **meaning.notes}
         return leaves, config | ({} if ids is None else {"draft_ids": ids})
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        problems = _of_llama(leaves, config)
         if engine in ("vllm", "speculators"):
-            return [_shift_obstacle(config)]
-        taps, first = config.get("taps"), ("layers", "0", "attention")
-        switches = ("norm_output", "norm_before_residual")
-        output, before = (config.get(key) for key in switches)
+            return dict(list(problems.items())[:1])
+        taps = config.get("taps")
+        given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
         norms = [norm for norm in ("fc_norm", "input_norm") if (norm, "scale") in leaves]
-        fixed = taps is not None and tuple(taps) != _shape.default_taps(taps[-1] + 4)
         count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
-        return (
-            *_shared_obstacles(leaves, config),
-            (config.get("parallel"), "it drafts one token in a pass; train without parallel"),
-            (("layers", "1", "mlp_norm", "scale") in leaves, "it reads one layer; train layers=1"),
-            ((*first, "q", "bias") in leaves, "its attention has no biases"),
-            (norms and engine != "sglang", f"it has no norm before fc ({norms}); leave it out"),
-            (output and engine != "sglang", "it recycles the output before the last norm"),
-            (before and "sglang" in engine, "its residual is the feature before the norm"),
-            (count != DEFAULT_TAPS, f"its fc reads {DEFAULT_TAPS} taps, and these read {count}"),
-            (
-                engine in ("tpu-inference", "llama.cpp") and fixed,
-                f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}",
+        return problems | {
+            "it drafts one token in a pass; train without parallel": config.get("parallel"),
+            "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
+            "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
+            "it has no norms of taps; train with fc_norm=false": norms and engine != "sglang",
+            "it recycles the output before the last norm; train with norm_output=false": (
+                config.get("norm_output") and engine != "sglang"
             ),
-            (
-                engine == "sglang" and taps is not None and taps[0] == 0,
-                f"it takes a list that begins with layer 0 for one of layer 1; taps are {taps}",
+            "its residual is the feature before the norm; train with norm_before_residual=false": (
+                config.get("norm_before_residual") and "sglang" in engine
             ),
-            (
-                engine == "sglang-jax" and taps is not None and taps[0] != 1,
-                f"it takes numbers of layers for those of layers before; the first of {taps} must "
-                "be 1",
+            f"its fc reads {DEFAULT_TAPS} taps, and these read {count}": count != DEFAULT_TAPS,
+            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": (
+                fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
             ),
-        )
+            f"it takes a list that begins with layer 0 for one of layer 1; taps are {taps}": (
+                engine == "sglang" and given[0] == 0
+            ),
+            f"it reads the layers before these unless the first is 1; taps are {taps}": (
+                engine == "sglang-jax" and given[0] != 1
+            ),
+        }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
         suited = super().suit(engine, leaves, config)
@@ -573,17 +564,13 @@ class Eagle3(Eagle):
         return _decoder(where, self.kind, leaves, meaning.layer, own)
 
 
-def _shift_obstacle(config: Mapping[str, Any]) -> tuple[Any, str]:
-    return config.get("shift", 1) != 1, "it reads the token after the feature; train with shift=1"
-
-
-def _shared_obstacles(leaves: Leaves, config: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """Of programs whose layer is Llama's."""
+def _of_llama(leaves: Leaves, config: Config) -> dict[str, Any]:
+    """``Codec.obstacles`` of programs whose layer is Llama's; all have the first."""
     norm = ("layers", "0", "attention", "q_norm", "scale") in leaves
-    return (
-        _shift_obstacle(config),
-        (norm, "its layer has no norm of queries and keys; train with qk_norm=false"),
-    )
+    return {
+        "it reads the token after the feature; train with shift=1": config.get("shift", 1) != 1,
+        "its layer has no norm of queries and keys; train with qk_norm=false": norm,
+    }
 
 
 def _kept(config: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -284,24 +284,22 @@ class ModuleFiles(Codec):
     layouts = tuple(NAMES)
     engines: ClassVar = {"vllm": "mimo"}
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         attention = ("modules", "0", "layers", "0", "attention")
-        return (
-            (_modules(leaves) > 1, "it computes one module; train modules=1"),
-            (
-                config.get("hidden") != RAW or not config.get("zero_first"),
-                "it reads hidden states before the last norm, and zeros at slot 0; train with "
-                "hidden=raw zero_first=true",
+        norm = (*attention, "q_norm", "scale") in leaves
+        return {
+            "it computes one module; train with modules=1": _modules(leaves) > 1,
+            "it reads hidden states before the last norm; train with hidden=raw": (
+                config.get("hidden") != RAW
             ),
-            (config.get("recycled") == RAW, "it recycles the normed output; train recycled=normed"),
-            (
-                (*attention, "q_norm", "scale") in leaves
-                or (*attention, "q", "bias") not in leaves,
-                "its layer is that of Qwen2, with biases and no qk_norm",
+            "it reads zeros at slot 0; train with zero_first=true": not config.get("zero_first"),
+            "it recycles the output after its norm; train with recycled=normed": (
+                config.get("recycled") == RAW
             ),
-        )
+            "its layer is Qwen2's, with biases and without norms of queries and keys": (
+                norm or (*attention, "q", "bias") not in leaves
+            ),
+        }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
         note = "put the tensors and num_nextn_predict_layers into a copy of the target's directory"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,11 +132,8 @@ class _Files(Codec):
     repeated = ("block",)
     engines: ClassVar = {"vllm": ""}
 
-    def obstacles(
-        self, engine: str, leaves: Leaves, config: Mapping[str, Any]
-    ) -> Iterable[tuple[Any, str]]:
-        shared = "they share the target's LM head; it reads heads with LM heads of their own"
-        return [(("head", "kernel") not in leaves, shared)]
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        return {"it reads heads with LM heads of their own": ("head", "kernel") not in leaves}
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         merged = any(name.startswith("medusa_head.") for name in tensors)
