@@ -118,7 +118,8 @@ def compare(
     drafter = drafters.make(name, target.lm, **keys)
     params = train(target, drafter, args.texts, args.steps)
     common.write_heads(folder / "head", target, drafter, params, target.directory, {})
-    convert_heads.convert(folder / "head", folder / "vllm", name, engine="vllm")
+    how: dict[str, str] = {"layout": args.layout} if args.layout else {"engine": "vllm"}
+    convert_heads.convert(folder / "head", folder / "vllm", name, **how)
     speculative = {"model": str(folder / "vllm"), "method": method, **options}
     settings = {
         "model": target.directory,
@@ -157,6 +158,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vllm", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--only", default=",".join(CASES), help="cases")
+    parser.add_argument("--layout", help="that is written, in place of --for=vllm")
     parser.add_argument("--steps", type=int, default=200, help="of training")
     args = parser.parse_args(argv)
     target = hf.load(ROOT / "assets" / "target")
