@@ -137,7 +137,7 @@ def test_block_drafters(tmp_path, name, layout):
     assert ("d2t" in tensors) == (name == "dflash with a head")
     layers = config.get("transformer_layer_config", config)
     assert layers["vocab_size"] == V and layers["num_attention_heads"] == 4
-    assert layers["model_type"] == "qwen3" and layers["is_causal"] is (name == "jetspec")
+    assert layers["model_type"] == "qwen3" and layers.get("is_causal", False) is (name == "jetspec")
     if layout == "speculators":
         assert config["draft_vocab_size"] == (W if "head" in name else V)
         # vLLM recognises the layout by this key.
@@ -150,6 +150,13 @@ def test_block_drafters(tmp_path, name, layout):
         assert config["architectures"] == ["DFlashDraftModel"]
         nested = config["dflash_config"]
         assert (nested["target_layer_ids"], nested["mask_token_id"]) == ([1, 3, 4], 2)
+
+
+def test_sliding_layers_state_that_a_block_is_not_causal(tmp_path):
+    for layout in codec.of("block_head").layouts:
+        config, _ = write(tmp_path / layout, "dflash, sliding", layout)
+        assert config.get("transformer_layer_config", config)["is_causal"] is False, layout
+        assert config.get("sliding_window_non_causal", True) is True
 
 
 def test_a_network_with_an_embedding_of_its_masks_is_of_specjax_alone(tmp_path):

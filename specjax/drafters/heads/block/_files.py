@@ -67,8 +67,6 @@ _ALIASES = {
     AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
 }
 _METHODS = ("dflash", "dspark")
-# What z-lab's files have in ``dflash_config``.
-_Z = ("mask_token_id", IDS)
 # Engines without biases, and engines in which the place before the masks of DFlash may predict.
 _SIMPLE = ("tpu-inference", "sglang-jax", "llama.cpp")
 _ANCHORED = ("sglang-jax", "speculators")
@@ -212,7 +210,7 @@ class BlockFiles(Codec):
             if _only_here(leaves, config) or not config.get(IDS):
                 return flat, maps
             # Other programs read these, and recognise it by them.
-            nested = {key: list(x) if key == IDS else x for key, x in config.items() if key in _Z}
+            nested = {IDS: list(config[IDS]), "mask_token_id": config["mask_token_id"]}
             flat |= _layer(leaves, config) | {"dflash_config": nested}
             return flat | {"architectures": ["DFlashDraftModel"]} | own, maps
         kept = {key: value for key, value in config.items() if key not in _MADE}
@@ -221,11 +219,9 @@ class BlockFiles(Codec):
         taps = [int(tap) for tap in config[IDS]]
         method, layer = _method(layout, leaves, config), _layer(leaves, config)
         # The speculators library takes another number for a missing key.
-        if ("head", "kernel") in leaves or "vocab_size" in layer:
-            own_head = leaves.get(("head", "kernel"))
-            method["draft_vocab_size"] = (
-                layer["vocab_size"] if own_head is None else own_head.shape[1]
-            )
+        head = leaves.get(("head", "kernel"))
+        vocab = layer.get("vocab_size") if head is None else head.shape[1]
+        method |= {} if vocab is None else {"draft_vocab_size": vocab}
         for key in (*layer, *method, IDS):
             kept.pop(key, None)
         if layout == "speculators":
@@ -235,9 +231,8 @@ class BlockFiles(Codec):
             name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
             base = config.get("base_model_name_or_path")
             block = config["block_size"] - (not method["sample_from_anchor"])
-            method["speculators_config"] = config.get("speculators_config") or (
-                decoder_layers.speculators_config(name.lower(), block, base)
-            )
+            made = decoder_layers.speculators_config(name.lower(), block, base)
+            method["speculators_config"] = made
             method["architectures"] = [f"{name}Speculator"]
             return kept | method | {"transformer_layer_config": layer} | own, maps
         method[IDS] = taps
@@ -391,11 +386,12 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     made = decoder_layers.facts("the parameters", config, leaves)
     norm = made.pop("qk_norm")
     made |= {"model_type": "qwen3" if norm else "llama", "hidden_act": "silu"}
-    # vLLM takes sliding layers for causal and full ones not, unless this is stated.
-    made["is_causal"] = bool(config.get("causal_head"))
     for key in ("layer_types", "sliding_window"):
         if config.get(key):
             made[key] = list(config[key]) if key == "layer_types" else config[key]
             made["use_sliding_window"] = True
+    # vLLM takes sliding layers for causal and full ones not, unless this is stated.
+    if config.get("causal_head") or "layer_types" in made:
+        made["is_causal"] = bool(config.get("causal_head"))
     vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
     return made | ({} if vocab is None else {"vocab_size": vocab})

@@ -317,15 +317,8 @@ _MADE = {
     *("speculators_model_type", "speculators_version", "transformer_layer_config"),
     *("eagle_config", IDS, "draft_vocab_size", "target_hidden_size", "embed_requires_grad"),
     *("norm_output", "norm_before_residual", "norm_before_fc", "fc_norm", "read_as"),
-    *(
-        "num_aux_hidden_states",
-        "taps",
-        "draft_ids",
-        "speculators_config",
-        "parallel_drafting",
-        "parallel",
-        OWN,
-    ),
+    *("taps", "draft_ids", "speculators_config", "parallel_drafting", "parallel", OWN),
+    "num_aux_hidden_states",
     *MASK_IDS,
 }
 # The number of draft tokens in speculators files, for programs that read it there.
@@ -457,14 +450,13 @@ class Eagle3(Eagle):
         return leaves, config | ({} if ids is None else {"draft_ids": ids})
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
-        problems = _of_llama(leaves, config)
         if engine in ("vllm", "speculators"):
-            return dict(list(problems.items())[:1])
+            return _of_all(config)
         taps = config.get("taps")
         given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
         norms = [norm for norm in ("fc_norm", "input_norm") if (norm, "scale") in leaves]
         count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
-        return problems | {
+        return _of_llama(leaves, config) | {
             "it drafts one token in a pass; train without parallel": config.get("parallel"),
             "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
             "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
@@ -564,13 +556,16 @@ class Eagle3(Eagle):
         return _decoder(where, self.kind, leaves, meaning.layer, own)
 
 
+def _of_all(config: Config) -> dict[str, Any]:
+    """``Codec.obstacles`` of all programs."""
+    return {"it reads the token after the feature; train with shift=1": config.get("shift", 1) != 1}
+
+
 def _of_llama(leaves: Leaves, config: Config) -> dict[str, Any]:
-    """``Codec.obstacles`` of programs whose layer is Llama's; all have the first."""
+    """``Codec.obstacles`` of programs whose layer is Llama's."""
     norm = ("layers", "0", "attention", "q_norm", "scale") in leaves
-    return {
-        "it reads the token after the feature; train with shift=1": config.get("shift", 1) != 1,
-        "its layer has no norm of queries and keys; train with qk_norm=false": norm,
-    }
+    problem = "its layer has no norm of queries and keys; train with qk_norm=false"
+    return _of_all(config) | {problem: norm}
 
 
 def _kept(config: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
