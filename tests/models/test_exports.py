@@ -86,6 +86,12 @@ HEADS = {
     "dflash of Llama": ("block_head", block(qk_norm=False), BLOCK),
     "dflash, anchor": ("block_head", block(), BLOCK | {"sample_from_anchor": True}),
     "dflash, sliding": ("block_head", block(), BLOCK | SLIDING),
+    "dflash, causal": ("block_head", block(), BLOCK | SLIDING | {"causal_sliding": True}),
+    "dflash, causal, with a mask": (
+        "block_head",
+        block(mask=True),
+        BLOCK | SLIDING | {"causal_sliding": True, "mask_token_id": None},
+    ),
     "dflash with a mask": ("block_head", block(mask=True), BLOCK | {"mask_token_id": None}),
     "dflash with a head": ("block_head", block(head=True), BLOCK | {"draft_ids": IDS}),
     "jetspec": ("block_head", block(), BLOCK | {"causal_head": True}),
@@ -159,6 +165,20 @@ def test_sliding_layers_state_that_a_block_is_not_causal(tmp_path):
         assert config.get("sliding_window_non_causal", True) is True
 
 
+def test_sliding_layers_that_are_causal(tmp_path):
+    """Programs take them for causal where nothing states the opposite."""
+    for layout in codec.of("block_head").layouts:
+        config, _ = write(tmp_path / layout, "dflash, causal", layout)
+        layers = config.get("transformer_layer_config", config)
+        stated = config | layers | config.get("dflash_config", {})
+        assert not {"is_causal", "causal_head", "causal", "causal_sliding"} & set(stated), layout
+        assert stated.get("sliding_window_non_causal", False) is False
+        back = head_files.read(tmp_path / layout, "block_head").config
+        assert back["causal_sliding"] is True and back["causal_head"] is False
+    write(tmp_path / "mask", "dflash, causal, with a mask")
+    assert head_files.read(tmp_path / "mask", "block_head").config["causal_sliding"] is True
+
+
 def test_a_network_with_an_embedding_of_its_masks_is_of_specjax_alone(tmp_path):
     config, _ = write(tmp_path / "a", "dflash with a mask")
     assert config["model_type"] == "block_head" and "architectures" not in config
@@ -170,12 +190,12 @@ SUITED = {
         **{"medusa": None, "eagle without bias": "eagle", "mtp": "mimo"},
         **dict.fromkeys(("eagle3", "eagle3 of all tokens", "eagle3 of other taps"), "eagle3"),
         **dict.fromkeys(("eagle3 of 2 taps", "eagle3.1", "p-eagle"), "eagle3"),
-        **dict.fromkeys(("dflash", "jetspec", "dflash, sliding"), "specforge"),
+        **dict.fromkeys(("dflash", "jetspec", "dflash, sliding", "dflash, causal"), "specforge"),
         **{"dflash with a head": "specforge", "dspark": "speculators"},
     },
     "sglang": {
         **{"eagle": "sglang", "eagle without bias": "sglang", "domino": "specforge"},
-        **dict.fromkeys(("eagle3", "eagle3.1", "dflash"), "specforge"),
+        **dict.fromkeys(("eagle3", "eagle3.1", "dflash", "dflash, causal"), "specforge"),
         "dspark": "deepspec",
     },
     "sglang-jax": {
@@ -208,7 +228,7 @@ REFUSED = {
         "eagle3 of other taps": "begins with layer 0",
         "eagle3 before": "its residual is the feature before the norm",
         "p-eagle": "train without parallel",
-        "dflash, sliding": "train with window=0",
+        "dflash, sliding": "train with causal_sliding=true",
         "dspark of masks": "train with anchor=true",
         "jetspec": "train with causal=false",
     },

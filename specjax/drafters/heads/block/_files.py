@@ -85,6 +85,7 @@ _MADE = (
     *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
     *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
     *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", *_ANCHOR, "draft_ids"),
+    *("causal_sliding", "sliding_window_non_causal"),
 )
 
 
@@ -145,7 +146,7 @@ class BlockFiles(Codec):
         method = check_method(path, raw, self.kind, _METHODS)
         flat, layer = _flat(path, raw)
         own = object_of(raw, OWN, path)
-        _check_declared(path, layer | flat, leaves, bool(method))
+        _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
         rope = ("rope_parameters", "rope_scaling", "rope_theta")
         config |= {key: layer[key] for key in rope if key in layer}
@@ -154,7 +155,13 @@ class BlockFiles(Codec):
         config |= {} if taps is None else {IDS: taps}
         mask = mask_id_of(path, flat)
         config |= {} if mask is None else {"mask_token_id": mask}
-        config["causal_head"] = bool(agreed_switch(path, flat, _CAUSAL))
+        causal = agreed_switch(path, flat, _CAUSAL)
+        # Where it is not stated, programs take sliding layers for causal and full ones not.
+        stated = switch(path, flat, "sliding_window_non_causal") if method else causal is not None
+        sliding = "sliding_attention" in names_of(path, layer | flat, "layer_types")
+        config["causal_head"] = bool(causal)
+        if sliding and not (stated or causal):
+            config["causal_sliding"] = True
         config["sample_from_anchor"] = _anchor(path, flat, leaves, method)
         config |= _vocabulary(path, layer, leaves, found.maps)
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
@@ -185,7 +192,10 @@ class BlockFiles(Codec):
             "its blocks are not causal; train with causal=false": (
                 config.get("causal_head") and engine != "vllm"
             ),
-            "its sliding layers are causal; train with window=0": sliding and not library,
+            "its layers have no window; train with window=0": sliding and simple,
+            "its sliding layers are causal; train with causal_sliding=true": (
+                sliding and engine == "sglang" and not config.get("causal_sliding")
+            ),
             "it takes the target's embedding and LM head, and these have their own": (
                 parts & {"head", "embed"} and not library
             ),
@@ -207,6 +217,8 @@ class BlockFiles(Codec):
         own = {OWN: {"kind": self.kind, "layout": layout, "taps": config.get(IDS)}}
         if layout == "dflash":
             flat = {key: x for key, x in config.items() if key != "draft_ids"} | facts()
+            if flat.pop("causal_sliding", False):
+                flat.pop("causal_head", None)
             if _only_here(leaves, config) or not config.get(IDS):
                 return flat, maps
             # Other programs read these, and recognise it by them.
@@ -227,7 +239,7 @@ class BlockFiles(Codec):
         if layout == "speculators":
             name = "dspark" if ("markov", "table") in leaves else "dflash"
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
-            method |= {"sliding_window_non_causal": True}
+            method |= {"sliding_window_non_causal": not config.get("causal_sliding")}
             name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
             base = config.get("base_model_name_or_path")
             block = config["block_size"] - (not method["sample_from_anchor"])
@@ -281,7 +293,7 @@ def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | N
     return ("markov", "table") in leaves or flat.get("projector_type") in ("dspark", "domino")
 
 
-def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
+def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves) -> None:
     """Raises UserError for switches that cannot be honoured or that the tensors contradict."""
     parts = _parts(leaves)
     declared = (
@@ -306,15 +318,6 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, contain
     if wrong := [mode for mode in modes if mode not in _ATTENTION]:
         known = ", ".join(_ATTENTION)
         raise UserError(f"{path}: attention_mode {wrong[0]!r} is not supported; supported: {known}")
-    sliding = "sliding_attention" in names_of(path, flat, "layer_types")
-    # Where it is not stated, other programs take sliding layers for causal and full ones not.
-    stated = agreed_switch(path, flat, _CAUSAL) is not None
-    if sliding and not (switch(path, flat, "sliding_window_non_causal") if container else stated):
-        right = "sliding_window_non_causal true" if container else f"{_CAUSAL[0]} for all layers"
-        raise UserError(
-            f"{path}: sliding layers that are causal inside a block are not supported; supported: "
-            f"{right}"
-        )
 
 
 def _parts(leaves: Leaves) -> set[str]:
@@ -364,10 +367,11 @@ def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str,
         "block_size": config["block_size"],
         "mask_token_id": config["mask_token_id"],
         "projector_type": projector,
-        "causal_head": bool(config.get("causal_head")),
         "sample_from_anchor": bool(config.get("sample_from_anchor")),
         "enable_confidence_head": "confidence" in parts,
     }
+    if not config.get("causal_sliding"):
+        made["causal_head"] = bool(config.get("causal_head"))
     if "markov" in parts:
         rank = leaves["markov", "table"].shape[1]
         made |= {"markov_rank": rank, "markov_head_type": kind}
@@ -391,7 +395,7 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
             made[key] = list(config[key]) if key == "layer_types" else config[key]
             made["use_sliding_window"] = True
     # vLLM takes sliding layers for causal and full ones not, unless this is stated.
-    if config.get("causal_head") or "layer_types" in made:
+    if config.get("causal_head") or ("layer_types" in made and not config.get("causal_sliding")):
         made["is_causal"] = bool(config.get("causal_head"))
     vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
     return made | ({} if vocab is None else {"vocab_size": vocab})
