@@ -195,7 +195,7 @@ SUITED = {
     },
     "sglang": {
         **{"eagle": "sglang", "eagle without bias": "sglang", "domino": "specforge"},
-        **dict.fromkeys(("eagle3", "eagle3.1", "dflash", "dflash, causal"), "specforge"),
+        **dict.fromkeys(("eagle3", "dflash", "dflash, causal"), "specforge"),
         "dspark": "deepspec",
     },
     "sglang-jax": {
@@ -226,6 +226,7 @@ REFUSED = {
     "sglang": {
         "medusa": "it reads no medusa heads; those that read them: vllm",
         "eagle3 of other taps": "begins with layer 0",
+        "eagle3.1": "no norms of taps",
         "eagle3 before": "its residual is the feature before the norm",
         "p-eagle": "train without parallel",
         "dflash, sliding": "train with causal_sliding=true",

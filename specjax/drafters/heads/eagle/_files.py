@@ -454,15 +454,15 @@ class Eagle3(Eagle):
             return _of_all(config)
         taps = config.get("taps")
         given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
-        norms = [norm for norm in ("fc_norm", "input_norm") if (norm, "scale") in leaves]
+        norms = {("fc_norm", "scale"), ("input_norm", "scale")} & leaves.keys()
         count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
         return _of_llama(leaves, config) | {
             "it drafts one token in a pass; train without parallel": config.get("parallel"),
             "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
             "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
-            "it has no norms of taps; train with fc_norm=false": norms and engine != "sglang",
+            "it has no norms of taps; train with fc_norm=false": norms,
             "it recycles the output before the last norm; train with norm_output=false": (
-                config.get("norm_output") and engine != "sglang"
+                config.get("norm_output")
             ),
             "its residual is the feature before the norm; train with norm_before_residual=false": (
                 config.get("norm_before_residual") and "sglang" in engine
