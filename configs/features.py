@@ -6,9 +6,9 @@
         --config.target=runs/target --config.data.features=runs/features
 
 A row has ``config.train.length`` tokens. A token takes (1 + taps) * width * 4, 2 or 1 bytes as
-float32, bfloat16 or float8 (float8: 4 more for each of its vectors), and 12 to 17 for its id, label,
-document and two numbers of the target's logits. The sizes are printed before the target runs, and are in summary.json. The same
-command resumes a killed run.
+float32, bfloat16 or float8 (float8: 4 more for each of its vectors), and 12 to 17 for its id,
+label, document and two numbers of the target's logits. The sizes are printed before the target
+runs, and are in summary.json. The same command resumes a killed run.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,7 @@
 """Writes a directory of draft heads in another layout.
 
 python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --layout=speculators
+python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --for=vllm
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files import head_files
-from specjax.drafters.files.codec import Codec
+from specjax.drafters.files.codec import ENGINES, Codec
 from specjax.errors import Parser, UserError
 from specjax.models import hf
 
@@ -28,6 +30,7 @@ def convert(
     kind: str,
     layout: str = "",
     *,
+    engine: str = "",
     norm_output: bool | None = None,
     base_model: str | None = None,
 ) -> head_files.Head:
@@ -38,14 +41,18 @@ def convert(
         destination: a new directory, or one of heads, which is replaced.
         kind: one of ``head_files.kinds()``.
         layout: one of the ``Codec.layouts`` of the kind; "" is the first.
+        engine: one of ``codec.ENGINES``, in place of a layout: writes what this program reads.
         norm_output: for eagle3, whether the normed feature is recycled, instead of what config.json
             means (``docs/head_files.md``); None: as in the files.
         base_model: the target's name for ``base_model_name_or_path``; None: as in the files.
 
-    Returns the heads as they were read from ``source``. Raises UserError.
+    Returns the heads as they were read from ``source``. Raises UserError, also for heads that the
+    engine cannot compute.
     """
     codec = codecs.of(kind)
-    if codec is None or not codec.layouts:
+    if layout and engine:
+        raise UserError(f"{engine} decides the layout; leave out layout, or the engine")
+    if codec is None or not (codec.layouts or engine):
         raise UserError(
             f"heads of kind {kind!r} have one layout; kinds with a choice of layouts are "
             f"{', '.join(_layouts())}"
@@ -65,6 +72,9 @@ def convert(
     if base_model is not None:
         config["base_model_name_or_path"] = base_model
         config.pop("speculators_config", None)
+    if engine:
+        layout, config, note = codec.suit(engine, flatten_dict(head.params), config)
+        head.config["read_as"] = head.config.get("read_as", {}) | ({engine: note} if note else {})
     head_files.write(destination, kind, head.params, config, layout=layout)
     return head
 
@@ -88,9 +98,16 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
     parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
-    parser.add_argument("--kind", required=True, choices=tuple(_layouts()))
+    parser.add_argument("--kind", required=True, choices=head_files.kinds())
     layouts = sorted({name for names in _layouts().values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
+    parser.add_argument(
+        "--for",
+        dest="engine",
+        default="",
+        choices=ENGINES,
+        help="writes what this program reads, in place of --layout",
+    )
     parser.add_argument(
         "--norm_output",
         choices=("true", "false"),

@@ -3,7 +3,8 @@
     PYTHON -P peer.py transformers|llama|vllm SETTINGS.json
 
 Settings: "model", "prompts" (token ids), "new" (tokens), "eos" (ids), "threads", "slots" (of the
-cache), "gamma" and "max_ngram" (of prompt lookup), "lookup" (whether it is used). For each line
+cache), "gamma" and "max_ngram" (of prompt lookup), "lookup" (whether it is used), and "options" of
+vLLM's engine if there are more. For each line
 "NUMBER PATH" of its input it decodes so many prompts, greedily, and writes {"version", "answers"}
 to the path. It imports nothing of specjax.
 """
@@ -127,7 +128,7 @@ def vllm(settings: dict[str, Any]) -> tuple[str, Decode]:
     import torch
     import vllm  # pyright: ignore[reportMissingImports]
 
-    options: dict[str, Any] = {"speculative_config": None}
+    options: dict[str, Any] = {"speculative_config": None} | settings.get("options", {})
     if settings["lookup"]:
         options["speculative_config"] = {
             "method": "ngram",

@@ -211,9 +211,9 @@ def _save(
     how = None if registry.is_import(name) else objectives.distilled(name)
     if training.model is None and how is None:
         name = method.drafter.name if registry.is_import(name) else name
-        facts = {"base_model_name_or_path": Path(settings.target).name, **dict(training.facts)}
-        if "draft_ids" in facts:
-            facts["vocab_size"] = target.lm.vocab_size
+        base = Path(settings.target).name
+        facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
+        facts |= dict(training.facts)
         head_files.write(path, name, params, facts, hf.fingerprint(target.text_tokenizer), {})
     else:
         kind = how.network() if how is not None and how.network is not None else hf

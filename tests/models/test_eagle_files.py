@@ -30,6 +30,14 @@ def same_config(got, expected):
     assert got == expected
 
 
+def with_bias(params, *layouts):
+    """SGLang's fc always has a bias; zeros stand for none."""
+    if "sglang" not in layouts or "bias" in params["fc"]:
+        return params
+    kernel = params["fc"]["kernel"]
+    return params | {"fc": {"kernel": kernel, "bias": np.zeros(kernel.shape[1], kernel.dtype)}}
+
+
 @pytest.mark.parametrize(("name", "layout"), ROUND_TRIPS)
 def test_round_trip(tmp_path, name, layout):
     """Parameters bit for bit, and what no tensor shows, in every layout and from one to another."""
@@ -39,7 +47,7 @@ def test_round_trip(tmp_path, name, layout):
         extra = {"accuracy": [[0.5, 0.1]], "base_model_name_or_path": "some/model"}
         head_files.write(tmp_path / "a", kind, params, config, "abc", extra, layout=layout)
         head = head_files.read(tmp_path / "a", kind, dtype=dtype)
-        assert_same(head.params, params)
+        assert_same(head.params, with_bias(params, layout))
     for key, value in config.items():
         np.testing.assert_array_equal(head.config[key], value, err_msg=key)
     assert head.config["vocabulary"] == "abc" and head.config["accuracy"] == [[0.5, 0.1]]
@@ -48,7 +56,7 @@ def test_round_trip(tmp_path, name, layout):
     for other in codec.of(kind).layouts:
         convert_heads.convert(tmp_path / "a", tmp_path / other, kind, other)
         again = head_files.read(tmp_path / other, kind, dtype=dtype)
-        assert_same(again.params, params)
+        assert_same(again.params, with_bias(params, layout, other))
         facts = {"taps", "norm_output", "norm_before_residual", "draft_ids", "rope_theta"}
         for key in facts & head.config.keys():
             np.testing.assert_array_equal(again.config[key], head.config[key], err_msg=key)
@@ -93,6 +101,13 @@ def test_names_of_the_published_layouts(tmp_path):
     assert "layers.0.input_layernorm.weight" not in tensors and "fc.bias" not in tensors
     assert config["architectures"] == ["LlamaForCausalLM"] and config["bias"] is False
     assert tensors["fc.weight"].shape == (D, 2 * D)
+    # With fc.bias there is no key: vLLM and SGLang take true for biases of the attention.
+    for layout, name in (("eagle", "LlamaForCausalLM"), ("sglang", "LlamaForCausalLMEagle")):
+        tensors, config = written(tmp_path / layout, "eagle", layout)
+        assert "fc.bias" in tensors and "bias" not in config
+        assert config["architectures"] == [name] and config["attention_bias"] is False
+    tensors, config = written(tmp_path / "sglang", "eagle of two layers", "sglang")
+    assert not tensors["fc.bias"].any()
 
     tensors, config = written(tmp_path / "3", "eagle3", "")
     assert tensors["midlayer.self_attn.q_proj.weight"].shape == (Q * H, 2 * D)
@@ -102,13 +117,20 @@ def test_names_of_the_published_layouts(tmp_path):
     np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), IDS)
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 8]
     assert (config["draft_vocab_size"], config["vocab_size"]) == (W, V)
-    tensors, _ = written(tmp_path / "all", "eagle3 of all tokens", "")
-    assert not {"d2t", "t2d"} & set(tensors)
+    # vLLM and SGLang take two maps for a part of the vocabulary, and 3 taps for a missing number.
+    for layout in codec.of("eagle3").layouts:
+        tensors, config = written(tmp_path / layout, "eagle3 of all tokens", layout)
+        assert not {"d2t", "t2d"} & set(tensors) and "num_aux_hidden_states" not in config
+        _, config = written(tmp_path / layout, "eagle3 with a norm of all taps", layout)
+        layers = config.get("transformer_layer_config", config)
+        assert layers["num_aux_hidden_states"] == 2
+    for name, kind in (("eagle3 of Qwen3", "Qwen3"), ("eagle3", "Llama")):
+        _, config = written(tmp_path / "eagle3", name, "eagle3")
+        assert config["architectures"] == [f"{kind}ForCausalLM"]
 
 
 def test_names_of_specforge(tmp_path):
-    tensors, config = written(tmp_path / "a", "eagle3 of all tokens", "specforge")
-    assert tensors["t2d"].all() and len(tensors["t2d"]) == V and not tensors["d2t"].any()
+    _, config = written(tmp_path / "a", "eagle3 of all tokens", "specforge")
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     ids = "eagle_aux_hidden_state_layer_ids"
     assert config["eagle_config"] == {ids: [1, 3, 6], "use_aux_hidden_state": True}
@@ -208,7 +230,10 @@ def test_the_command(tmp_path, capsys):
         assert match in error
 
     refused("required: source, destination, --kind; usage: python -m specjax.convert_heads")
-    refused("invalid choice", source, target, "--kind=medusa")
+    refused("invalid choice", source, target, "--kind=medusa2")
+    refused("heads of kind 'medusa' have one layout", source, target, "--kind=medusa")
+    both = ("--layout=eagle3", "--for=vllm")
+    refused("vllm decides the layout", source, target, "--kind=eagle3", *both)
     refused(
         "eagle3 heads have no layout 'redrafter'",
         source,

@@ -67,10 +67,10 @@ def _softmax_over_layers(mix):
     return jax.nn.softmax(mix, 0)
 
 
-def _no_last_norm(right, net, x, angle, past, cache):
+def _no_last_norm(right, net, x, angle, views, cache):
     for index in range(len(net.layers)):
         stored = _network.stored(cache, None, index)
-        x, _, _ = net.layers[str(index)](x, angle, past, stored)
+        x, _, _ = net.layers[str(index)](x, angle, views[index], stored)
     return x
 
 

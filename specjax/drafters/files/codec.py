@@ -217,6 +217,18 @@ class Found(NamedTuple):
     tied: bool  # whether all copies of one module are equal
 
 
+class Suited(NamedTuple):
+    """How heads are written for a program that drafts with them."""
+
+    layout: str
+    config: Config  # as in ``Head.config``
+    note: str = ""  # what the user must do there
+
+
+# The programs for which heads can be written.
+ENGINES = ("vllm", "sglang", "tpu-inference", "sglang-jax", "llama.cpp", "speculators")
+
+
 class Codec:
     """The files of one method: its tables, and methods for what is its own."""
 
@@ -236,6 +248,9 @@ class Codec:
     maps: ClassVar[tuple[str, ...]] = ()
     # Leaves that may hold copies of one module: blocks of a head, or the stages of a tied network.
     repeated: ClassVar[tuple[str, ...]] = ()
+
+    # Program that drafts -> the layout that it reads.
+    engines: ClassVar[Mapping[str, str]] = {}
 
     # Notes in ``config["read_as"]`` on keys that may mean something else: they are worth a warning.
     doubts: ClassVar[tuple[str, ...]] = ()
@@ -295,6 +310,22 @@ class Codec:
             there = f"there is {', '.join(self.layouts)}" if self.layouts else "leave it out"
             raise UserError(f"{self.kind} heads have no layout {layout!r}; {there}")
         return layout or next(iter(self.layouts), "")
+
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        """What an engine computes otherwise -> whether these heads need it."""
+        del engine, leaves, config
+        return {}
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        """How heads are written for an engine. Raises UserError if it cannot draft with them."""
+        front = f"{engine} cannot draft with these {self.kind} heads"
+        if engine not in self.engines:
+            there = f"those that read them: {', '.join(self.engines) or 'none'}"
+            raise UserError(f"{front}: it reads no {self.kind} heads; {there}")
+        for problem, needed in self.obstacles(engine, leaves, config).items():
+            if needed:
+                raise UserError(f"{front}: {problem}")
+        return Suited(self.engines[engine], config)
 
     def layout_of_names(self, names: Collection[str]) -> Layout:
         """The complete layout of a file with these names; some may be missing in the file."""

@@ -105,6 +105,18 @@ def add_output_biases(leaves: dict[tuple, Any]) -> None:
         leaves.setdefault((*path[:-2], "o", "bias"), np.zeros(kernel.shape[1], kernel.dtype))
 
 
+def speculators_config(method: str, tokens: int, target: str | None) -> dict[str, Any]:
+    """The key by which vLLM recognises the layout of the speculators library."""
+    greedy = {"proposal_type": "greedy", "speculative_tokens": tokens}
+    greedy |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "algorithm": method,
+        "proposal_methods": [greedy],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": target, "architectures": []},
+    }
+
+
 def facts(where: object, layer: Mapping[str, Any], leaves: Mapping[tuple, Any]) -> dict[str, Any]:
     """What the tensors and config.json give of the decoder layers, under the keys of config.json.
 

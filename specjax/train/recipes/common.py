@@ -113,9 +113,8 @@ def write_heads(
 ) -> None:
     """Writes a directory of heads for the model ``base``; ``extra`` as in ``head_files.write``."""
     assert drafter.training is not None
-    facts = {"base_model_name_or_path": base, **dict(drafter.training.facts)}
-    if "draft_ids" in facts:
-        facts["vocab_size"] = target.lm.vocab_size
+    facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
+    facts |= dict(drafter.training.facts)
     head_files.write(
         folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
     )

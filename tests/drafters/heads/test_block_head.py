@@ -423,7 +423,7 @@ def test_files_that_do_not_name_the_mask(tmp_path):
     own = drafter.training.start(params, jax.random.key(0))
     head_files.write(tmp_path, "block_head", own, dict(drafter.training.facts))
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["mask_token_id"]
+    del config["mask_token_id"], config["dflash_config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="no embedding of its masks; give mask_id"):
         drafters.make("block_head", target, model=tmp_path)
@@ -592,25 +592,49 @@ def test_our_exports_to_the_speculators_library_state_the_anchor(tmp_path, ancho
     assert dict(old.training.facts)["sample_from_anchor"] is False
 
 
-def test_sliding_layers_need_a_statement_of_whether_a_block_is_causal():
-    """Without one other programs read them as causal and full layers as not."""
+def test_files_that_do_not_state_whether_sliding_layers_are_causal():
+    """Other programs read them as causal and full layers as not."""
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 
     def causal(**more):
-        return config_in(sliding | more, {})["causal_head"]
+        config = config_in(sliding | more, {})
+        return config["causal_head"], config.get("causal_sliding", False)
 
     for key, value in (("causal_head", True), ("causal_head", False), ("is_causal", True)):
-        assert causal(**{key: value}) == value == causal(dflash_config={key: value})
-    assert causal(dflash_config={"causal": True}) and not causal(layer_types=["full_attention"])
-    with pytest.raises(UserError, match="are not supported; supported: causal_head for all layers"):
-        causal()
-    with pytest.raises(UserError, match="supported: sliding_window_non_causal true"):
-        causal(speculators_model_type="dflash", is_causal=False)
+        expected = value, False
+        assert causal(**{key: value}) == expected == causal(dflash_config={key: value})
+    assert causal(layer_types=["full_attention"]) == (False, False)
+    assert causal() == (False, True)
+    library = {"speculators_model_type": "dflash", "causal_head": False}
+    assert causal(**library) == causal(**library, sliding_window_non_causal=False) == (False, True)
+    assert causal(**library, sliding_window_non_causal=True) == (False, False)
+
+
+def test_sliding_layers_alone_may_be_causal():
+    """Without the attention of one of the two layers it drafts as with one mask for both."""
+    keys = {"block": 4, "layers": 2, "window": 3, "mask_id": 5, "siblings": "iid"}
+    target, params = target_of()
+    own = cases.random_heads("block_head", target, params, scale=0.4, **keys).init_params(None)
+
+    def drafted(without, **more):
+        layers = dict(own["layers"])
+        attention = layers[without]["attention"]
+        none = jax.tree.map(jnp.zeros_like, attention["o"])
+        layers[without] = layers[without] | {"attention": attention | {"o": none}}
+        changed = own | {"layers": layers}
+        return drafts(drafters.make("block_head", target, params=changed, **keys, **more))
+
+    sliding, causal = {"causal_sliding": True}, {"causal": True}
+    assert equal(drafted("1", **sliding), drafted("1", **causal))
+    assert not equal(drafted("1", **sliding), drafted("1"))
+    assert equal(drafted("0", **sliding), drafted("0"))
+    assert not equal(drafted("0", **sliding), drafted("0", **causal))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"causal_sliding": True}, "causal_sliding has no effect with causal or without window"),
         ({"block": 4, "gamma": 4}, "gamma is 4, and block_head drafts at most 3 tokens ahead"),
         (
             {"block": 4, "tree": "chain:5"},

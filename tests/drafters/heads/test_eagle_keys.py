@@ -137,6 +137,16 @@ def test_errors_in_keys():
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_new_network_of_eagle_may_have_no_bias(bias):
+    training = drafters.make("eagle", TARGET, fc_bias=bias).training
+    leaves = jax.eval_shape(training.start, TABLE, jax.random.key(0))
+    assert ("bias" in leaves["fc"]) == bias
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), leaves)
+    assert drafters.make("eagle", TARGET, params=params).training is not None
+
+
+@pytest.mark.fast
 def test_errors_in_parameters():
     """Those of another network, of another target, and any leaf that is wrong."""
     for name in ("eagle", "eagle3"):
@@ -164,6 +174,8 @@ def test_errors_in_parameters():
         refused(other_target, params, wider)
         refused("layers is 2, and the given .* has 1", params, layers=2)
         refused("qk_norm is True, and the given .* has False", params, qk_norm=True)
+        if name == "eagle":
+            refused("fc_bias is False, and the given .* has True", params, fc_bias=False)
         refused("has a dtype, in which files are read", params, dtype=jnp.float32)
     more = testing.tiny(layers=3, width=16, vocab_size=shared.VOCAB + 1)[0]
     refused("head has 8 tokens and the vocabulary 9; give draft_ids", params, more)

@@ -42,6 +42,7 @@ class BlockShape:
     vocab: int
     context: str = "shared"  # one of CONTEXTS
     causal: bool = False  # whether a token of the block attends only to those before it
+    causal_sliding: bool = False  # whether that holds in the layers with a window
     anchor: bool = False  # whether the pending token's place predicts, and so each place the next
     correction: str = "none"  # one of CORRECTIONS
     rank: int = 0  # R, of the correction
@@ -51,6 +52,13 @@ class BlockShape:
     mask_id: int | None = None  # the token at the masked places; None: an embedding of its own
     head: int | None = None  # V_d, of an LM head of its own; None: the target's
     sure_of_token: bool = True  # whether the confidence reads the token before ("markov")
+
+    @property
+    def causal_layers(self) -> list[bool]:
+        """Of each layer, whether a token of the block attends only to those before it."""
+        config = self.config
+        windows = map(config.window, range(config.num_layers))
+        return [self.causal or (self.causal_sliding and window is not None) for window in windows]
 
     @property
     def markov(self) -> bool:

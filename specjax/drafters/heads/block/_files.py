@@ -37,6 +37,7 @@ from specjax.drafters.files.codec import (
     Rule,
     Rules,
     Sizes,
+    Suited,
     Tensors,
     Written,
     linear,
@@ -66,6 +67,9 @@ _ALIASES = {
     AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
 }
 _METHODS = ("dflash", "dspark")
+# Engines without biases, and engines in which the place before the masks of DFlash may predict.
+_SIMPLE = ("tpu-inference", "sglang-jax", "llama.cpp")
+_ANCHORED = ("sglang-jax", "speculators")
 # ``projector_type`` -> the parameters of its correction; ``markov_head_type`` -> those beside.
 _PROJECTORS = {"dflash": None, "dspark": "markov", "domino": "gru"}
 _KINDS = {"vanilla": None, "gated": "gate", "rnn": "joint"}
@@ -81,6 +85,7 @@ _MADE = (
     *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
     *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
     *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", *_ANCHOR, "draft_ids"),
+    *("causal_sliding", "sliding_window_non_causal"),
 )
 
 
@@ -120,6 +125,12 @@ class BlockFiles(Codec):
     """Four layouts with the same tensors."""
 
     layouts = ("dflash", "specforge", "deepspec", "speculators")
+    engines: ClassVar = {
+        **dict.fromkeys(
+            ("vllm", "sglang", "tpu-inference", "sglang-jax", "llama.cpp"), "specforge"
+        ),
+        "speculators": "speculators",
+    }
     tables: ClassVar = {"": _rules()}
     maps = draft_vocabulary.TENSORS
 
@@ -135,7 +146,7 @@ class BlockFiles(Codec):
         method = check_method(path, raw, self.kind, _METHODS)
         flat, layer = _flat(path, raw)
         own = object_of(raw, OWN, path)
-        _check_declared(path, layer | flat, leaves, bool(method))
+        _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
         rope = ("rope_parameters", "rope_scaling", "rope_theta")
         config |= {key: layer[key] for key in rope if key in layer}
@@ -144,33 +155,96 @@ class BlockFiles(Codec):
         config |= {} if taps is None else {IDS: taps}
         mask = mask_id_of(path, flat)
         config |= {} if mask is None else {"mask_token_id": mask}
-        config["causal_head"] = bool(agreed_switch(path, flat, _CAUSAL))
+        causal = agreed_switch(path, flat, _CAUSAL)
+        # Where it is not stated, programs take sliding layers for causal and full ones not.
+        stated = switch(path, flat, "sliding_window_non_causal") if method else causal is not None
+        sliding = "sliding_attention" in names_of(path, layer | flat, "layer_types")
+        config["causal_head"] = bool(causal)
+        if sliding and not (stated or causal):
+            config["causal_sliding"] = True
         config["sample_from_anchor"] = _anchor(path, flat, leaves, method)
         config |= _vocabulary(path, layer, leaves, found.maps)
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
+
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        parts, markov = _parts(leaves), ("markov", "table") in leaves
+        attention, anchor = ("layers", "0", "attention"), config.get("sample_from_anchor")
+        sliding = "sliding_attention" in (config.get("layer_types") or ())
+        simple, library = engine in _SIMPLE, engine in ("vllm", "speculators")
+        masks = anchor and not markov and "gru" not in parts and engine not in _ANCHORED
+        return {
+            "its layer has norms of queries and keys; train with qk_norm=true": (
+                (*attention, "q_norm", "scale") not in leaves
+            ),
+            "its attention has no biases": simple and (*attention, "q", "bias") in leaves,
+            "it has no correction by a GRU": "gru" in parts and engine != "sglang",
+            "its GRU corrects from the second place on; train with plain=1": (
+                "gru" in parts and config.get("pure_draft_prefix_len") != 1
+            ),
+            "it has no correction": markov and simple and engine != "sglang-jax",
+            "its correction has no gate and no state; train with correction=markov": (
+                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
+            ),
+            "the place before the masks predicts where it corrects; train with anchor=true": (
+                markov and "sglang" in engine and not anchor
+            ),
+            "its first mask predicts; train with anchor=false": masks,
+            "its blocks are not causal; train with causal=false": (
+                config.get("causal_head") and engine != "vllm"
+            ),
+            "its layers have no window; train with window=0": sliding and simple,
+            "its sliding layers are causal; train with causal_sliding=true": (
+                sliding and engine == "sglang" and not config.get("causal_sliding")
+            ),
+            "it takes the target's embedding and LM head, and these have their own": (
+                parts & {"head", "embed"} and not library
+            ),
+        }
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        suited = super().suit(engine, leaves, config)
+        if ("markov", "table") in leaves:
+            return suited._replace(layout="deepspec" if "sglang" in engine else "speculators")
+        if engine == "sglang-jax" and config.get("sample_from_anchor"):
+            return suited._replace(note="start it with --speculative-sample-from-anchor")
+        return suited
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         maps = {}
         if config.get("draft_ids") is not None:
             width = leaves["head", "kernel"].shape[1]
             maps = draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+        own = {OWN: {"kind": self.kind, "layout": layout, "taps": config.get(IDS)}}
         if layout == "dflash":
-            return {key: x for key, x in config.items() if key != "draft_ids"} | facts(), maps
+            flat = {key: x for key, x in config.items() if key != "draft_ids"} | facts()
+            if flat.pop("causal_sliding", False):
+                flat.pop("causal_head", None)
+            if _only_here(leaves, config) or not config.get(IDS):
+                return flat, maps
+            # Other programs read these, and recognise it by them.
+            nested = {IDS: list(config[IDS]), "mask_token_id": config["mask_token_id"]}
+            flat |= _layer(leaves, config) | {"dflash_config": nested}
+            return flat | {"architectures": ["DFlashDraftModel"]} | own, maps
         kept = {key: value for key, value in config.items() if key not in _MADE}
         if not config.get(IDS):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
         taps = [int(tap) for tap in config[IDS]]
         method, layer = _method(layout, leaves, config), _layer(leaves, config)
-        if ("head", "kernel") in leaves:
-            method["draft_vocab_size"] = leaves["head", "kernel"].shape[1]
+        # The speculators library takes another number for a missing key.
+        head = leaves.get(("head", "kernel"))
+        vocab = layer.get("vocab_size") if head is None else head.shape[1]
+        method |= {} if vocab is None else {"draft_vocab_size": vocab}
         for key in (*layer, *method, IDS):
             kept.pop(key, None)
-        own = {OWN: {"kind": self.kind, "layout": layout, "taps": taps}}
         if layout == "speculators":
             name = "dspark" if ("markov", "table") in leaves else "dflash"
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
-            method |= {"sliding_window_non_causal": True}
+            method |= {"sliding_window_non_causal": not config.get("causal_sliding")}
             name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
+            base = config.get("base_model_name_or_path")
+            block = config["block_size"] - (not method["sample_from_anchor"])
+            made = decoder_layers.speculators_config(name.lower(), block, base)
+            method["speculators_config"] = made
             method["architectures"] = [f"{name}Speculator"]
             return kept | method | {"transformer_layer_config": layer} | own, maps
         method[IDS] = taps
@@ -219,7 +293,7 @@ def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | N
     return ("markov", "table") in leaves or flat.get("projector_type") in ("dspark", "domino")
 
 
-def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, container: bool) -> None:
+def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves) -> None:
     """Raises UserError for switches that cannot be honoured or that the tensors contradict."""
     parts = _parts(leaves)
     declared = (
@@ -244,15 +318,6 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves, contain
     if wrong := [mode for mode in modes if mode not in _ATTENTION]:
         known = ", ".join(_ATTENTION)
         raise UserError(f"{path}: attention_mode {wrong[0]!r} is not supported; supported: {known}")
-    sliding = "sliding_attention" in names_of(path, flat, "layer_types")
-    # Where it is not stated, other programs take sliding layers for causal and full ones not.
-    stated = agreed_switch(path, flat, _CAUSAL) is not None
-    if sliding and not (switch(path, flat, "sliding_window_non_causal") if container else stated):
-        right = "sliding_window_non_causal true" if container else f"{_CAUSAL[0]} for all layers"
-        raise UserError(
-            f"{path}: sliding layers that are causal inside a block are not supported; supported: "
-            f"{right}"
-        )
 
 
 def _parts(leaves: Leaves) -> set[str]:
@@ -282,10 +347,15 @@ def _vocabulary(
     return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
 
 
+def _only_here(leaves: Leaves, config: Mapping[str, Any]) -> bool:
+    """Whether other programs have no place for parts of the network."""
+    return bool(_parts(leaves) & {"mask", "mix"}) or config.get("mask_token_id") is None
+
+
 def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the method. Raises UserError for a network that other programs cannot read."""
     parts = _parts(leaves)
-    if "mask" in parts or "mix" in parts or config.get("mask_token_id") is None:
+    if _only_here(leaves, config):
         what = "mixtures of taps" if "mix" in parts else "an embedding of its masks, and no mask_id"
         raise UserError(
             f"the layout {layout} has no place for {what}; write it as dflash, or train with "
@@ -297,10 +367,11 @@ def _method(layout: str, leaves: Leaves, config: Mapping[str, Any]) -> dict[str,
         "block_size": config["block_size"],
         "mask_token_id": config["mask_token_id"],
         "projector_type": projector,
-        "causal_head": bool(config.get("causal_head")),
         "sample_from_anchor": bool(config.get("sample_from_anchor")),
         "enable_confidence_head": "confidence" in parts,
     }
+    if not config.get("causal_sliding"):
+        made["causal_head"] = bool(config.get("causal_head"))
     if "markov" in parts:
         rank = leaves["markov", "table"].shape[1]
         made |= {"markov_rank": rank, "markov_head_type": kind}
@@ -323,5 +394,8 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get(key):
             made[key] = list(config[key]) if key == "layer_types" else config[key]
             made["use_sliding_window"] = True
+    # vLLM takes sliding layers for causal and full ones not, unless this is stated.
+    if config.get("causal_head") or ("layer_types" in made and not config.get("causal_sliding")):
+        made["is_causal"] = bool(config.get("causal_head"))
     vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
     return made | ({} if vocab is None else {"vocab_size": vocab})

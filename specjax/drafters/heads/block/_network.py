@@ -14,6 +14,7 @@ All functions take ``Net`` first, and ``params`` is always the pair ``ModelParam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -99,12 +100,12 @@ class BlockNet(nnx.Module):
         self,
         x: jax.Array,
         angle: jax.Array | None,
-        past: Past,
+        views: Sequence[Past],
         cache: KVCache,
     ) -> jax.Array:
-        """[B,F,D] -> [B,F,D]; the text is in ``cache``."""
-        for index in range(len(self.layers)):
-            x, _, _ = self.layers[str(index)](x, angle, past, stored(cache, None, index))
+        """[B,F,D] -> [B,F,D]; the text is in ``cache``, and each layer has a view of it."""
+        for index, view in enumerate(views):
+            x, _, _ = self.layers[str(index)](x, angle, view, stored(cache, None, index))
         return self.norm(x)
 
 
@@ -156,13 +157,16 @@ def draft(
         mask = embed(net.ends, params, jnp.asarray(shape.mask_id))
     masks = jnp.broadcast_to(mask.astype(dtype), (batch, size - 1, first.shape[-1]))
     every = jnp.ones((batch, size, size), bool)
-    layout = Layout(
-        jnp.tril(every) if shape.causal else every,
-        jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size)),
-    )
-    view = past(cache, size, layout)
-    x, angle = jnp.concatenate([first, masks], 1), rope_angle(shape.config, view.positions)
-    hidden = _merge(net, params)(x, angle, view, cache)
+    kinds = {}
+    for causal in set(shape.causal_layers):
+        layout = Layout(
+            jnp.tril(every) if causal else every,
+            jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size)),
+        )
+        kinds[causal] = past(cache, size, layout)
+    views = [kinds[causal] for causal in shape.causal_layers]
+    x, angle = jnp.concatenate([first, masks], 1), rope_angle(shape.config, views[0].positions)
+    hidden = _merge(net, params)(x, angle, views, cache)
     return hidden if shape.anchor else hidden[:, 1:]
 
 

@@ -126,6 +126,12 @@ class Keys(StackedKeys):
         fact="causal_head",
         missing=False,
     )
+    causal_sliding: bool = key(
+        False,
+        "whether that holds in the layers with a ``window`` alone",
+        fact="causal_sliding",
+        missing=False,
+    )
     anchor: bool | None = key(
         None,
         "whether the pending token's place predicts, and each place the token after its own; "
@@ -217,6 +223,8 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     _check_effects(block - (not anchor), block, plain, correction, asked)
     config = _shape.config_of(NAME, target, given, keys)
     config = dataclasses.replace(config, windows=_windows(config, raw, keys.window))
+    if keys.causal_sliding and (keys.causal or not config.windows):
+        raise UserError("causal_sliding has no effect with causal or without window; leave it out")
     taps: Any = keys.taps or default_taps(layers, config.num_layers)
     _shape.check_taps(NAME, target, taps)
     shape = BlockShape(
@@ -226,6 +234,7 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
         vocab=target.vocab_size,
         context=keys.context or "shared",
         causal=keys.causal,
+        causal_sliding=keys.causal_sliding,
         anchor=anchor,
         correction=correction,
         rank=0 if correction == "none" else keys.rank or RANK,
@@ -249,6 +258,7 @@ def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str,
         ("causal_head", shape.causal),
         ("sample_from_anchor", shape.anchor),
     ]
+    own += [("causal_sliding", True)] if shape.causal_sliding else []
     if shape.correction == "gru":
         own.append(("pure_draft_prefix_len", shape.plain))
     if shape.mask_id is not None:

@@ -28,6 +28,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from specjax.checks import whole
 from specjax.drafters.files import decoder_layers, draft_vocabulary
 from specjax.drafters.files.codec import (
@@ -40,12 +42,14 @@ from specjax.drafters.files.codec import (
     Rule,
     Rules,
     Sizes,
+    Suited,
     Tensors,
     Written,
     linear,
     scale,
 )
 from specjax.drafters.files.decoder_layers import DIMS, WITHOUT_NORM, decoder_layer
+from specjax.drafters.heads import _shape
 from specjax.errors import UserError
 from specjax.models.config_values import (
     MASK_IDS,
@@ -69,6 +73,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 _ARCHITECTURES = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM"), "published"),
     **dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM"), "published"),
+    "LlamaForCausalLMEagle": "published",
     **dict.fromkeys(("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM"), "vllm"),
     "Eagle3Qwen3ForCausalLM": "vllm",
     "LlamaForCausalLMEagle3": "specforge",
@@ -313,6 +318,7 @@ _MADE = {
     *("eagle_config", IDS, "draft_vocab_size", "target_hidden_size", "embed_requires_grad"),
     *("norm_output", "norm_before_residual", "norm_before_fc", "fc_norm", "read_as"),
     *("taps", "draft_ids", "speculators_config", "parallel_drafting", "parallel", OWN),
+    "num_aux_hidden_states",
     *MASK_IDS,
 }
 # The number of draft tokens in speculators files, for programs that read it there.
@@ -348,7 +354,8 @@ class Eagle(Codec):
 
     files = ("model.safetensors", "pytorch_model.bin")
     alike = ("eagle", "eagle3")
-    layouts: ClassVar[tuple[str, ...]] = ("eagle",)
+    layouts: ClassVar[tuple[str, ...]] = ("eagle", "sglang")
+    engines: ClassVar[Mapping[str, str]] = {"vllm": "eagle", "sglang": "sglang"}
     tables: ClassVar[Mapping[str, Rules]] = {
         "eagle": (
             *linear("fc", "fc", "2D D", "fc_bias"),
@@ -379,10 +386,24 @@ class Eagle(Codec):
         facts = _decoder(where, self.kind, leaves, layer, {})
         return leaves, _kept(raw, _REPLACED) | facts | {"vocab_size": vocab}
 
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        bias = engine == "vllm" and np.any(leaves.get(("fc", "bias"), 0))
+        return _of_llama(leaves, config) | {"its fc has no bias; train with fc_bias=false": bias}
+
+    def arrange(self, layout: str, leaves: Leaves, config: Mapping[str, Any]) -> Leaves:
+        # vLLM has no fc.bias, and SGLang always has one.
+        kernel, bias = leaves["fc", "kernel"], leaves.get(("fc", "bias"))
+        if layout == "sglang" and bias is None:
+            return {**leaves, ("fc", "bias"): np.zeros(kernel.shape[1], kernel.dtype)}
+        return leaves
+
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         made = config | _decoder("the parameters", self.kind, leaves, config, {})
         name = "Qwen3ForCausalLM" if made["qk_norm"] else "LlamaForCausalLM"
-        flat = {"architectures": [name], **_layer_keys(made), "bias": ("fc", "bias") in leaves}
+        name = "LlamaForCausalLMEagle" if layout == "sglang" else name
+        flat = {"architectures": [name], **_layer_keys(made)}
+        # The authors read a missing key as true, vLLM and SGLang true as biases of the attention.
+        flat |= {} if ("fc", "bias") in leaves else {"bias": False}
         own = {OWN: {"kind": self.kind, "layout": layout}}
         return _kept(made, _MADE) | flat | {"tie_word_embeddings": False} | own, {}
 
@@ -391,6 +412,11 @@ class Eagle3(Eagle):
     """EAGLE-3 and P-EAGLE."""
 
     layouts = ("eagle3", "specforge", "speculators")
+    engines: ClassVar[Mapping[str, str]] = {
+        "vllm": "eagle3",
+        **dict.fromkeys(("sglang", "tpu-inference", "sglang-jax", "llama.cpp"), "specforge"),
+        "speculators": "speculators",
+    }
     tables: ClassVar[Mapping[str, Rules]] = {
         "eagle3": _eagle3("midlayer"),
         "speculators": _eagle3("layers.0"),
@@ -423,6 +449,46 @@ class Eagle3(Eagle):
         config["read_as"] = {"dialect": meaning.dialect, **meaning.notes}
         return leaves, config | ({} if ids is None else {"draft_ids": ids})
 
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        if engine in ("vllm", "speculators"):
+            return _of_all(config)
+        taps = config.get("taps")
+        given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
+        norms = {("fc_norm", "scale"), ("input_norm", "scale")} & leaves.keys()
+        count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
+        return _of_llama(leaves, config) | {
+            "it drafts one token in a pass; train without parallel": config.get("parallel"),
+            "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
+            "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
+            "it has no norms of taps; train with fc_norm=false": norms,
+            "it recycles the output before the last norm; train with norm_output=false": (
+                config.get("norm_output")
+            ),
+            "its residual is the feature before the norm; train with norm_before_residual=false": (
+                config.get("norm_before_residual") and "sglang" in engine
+            ),
+            f"its fc reads {DEFAULT_TAPS} taps, and these read {count}": count != DEFAULT_TAPS,
+            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": (
+                fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
+            ),
+            f"it takes a list that begins with layer 0 for one of layer 1; taps are {taps}": (
+                engine == "sglang" and given[0] == 0
+            ),
+            f"it reads the layers before these unless the first is 1; taps are {taps}": (
+                engine == "sglang-jax" and given[0] != 1
+            ),
+        }
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        suited = super().suit(engine, leaves, config)
+        if engine == "vllm" and config.get("parallel"):
+            return suited._replace(note="give parallel_drafting=true in speculative_config")
+        if engine in ("tpu-inference", "sglang-jax") and config.get("draft_ids") is None:
+            # They have no default for d2t.
+            width = leaves["head", "kernel"].shape[1]
+            config = config | {"draft_ids": np.arange(width), "vocab_size": width}
+        return suited._replace(config=config)
+
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         where, taps = "the parameters", config.get("taps")
         switches = ("norm_output", "norm_before_residual")
@@ -440,7 +506,7 @@ class Eagle3(Eagle):
                 "vocab_size is missing; heads with a draft vocabulary need the size of the target's"
             )
         maps = {}
-        if ids is not None or layout == "specforge":
+        if ids is not None:
             maps = draft_vocabulary.tensors_of(ids, width, made["vocab_size"])
         return self._config(layout, leaves, made), maps
 
@@ -460,13 +526,17 @@ class Eagle3(Eagle):
             own["parallel"] = config["parallel"]
             # vLLM reads the second name.
             switches |= dict.fromkeys(("mask_token_id", "ptd_token_id"), config["mask_token_id"])
-        layer = _layer_keys(config)
+        layer, count = _layer_keys(config), len(leaves["fc", "kernel"])
+        # vLLM takes 3 taps where the key is missing.
+        count //= config["target_hidden_size"]
+        layer |= {} if count == DEFAULT_TAPS else {"num_aux_hidden_states": count}
         if layout == "speculators":
             body = _container(config, layer)
         else:
             body = layer | _layer_ids(layout, config.get("taps"))
             body |= {"target_hidden_size": config["target_hidden_size"]}
-            name = "LlamaForCausalLMEagle3" if layout == "specforge" else "LlamaForCausalLM"
+            name = "Qwen3ForCausalLM" if config["qk_norm"] else "LlamaForCausalLM"
+            name = "LlamaForCausalLMEagle3" if layout == "specforge" else name
             body |= {"architectures": [name]}
         return _kept(config, _MADE) | body | switches | {OWN: own}
 
@@ -484,6 +554,18 @@ class Eagle3(Eagle):
                 f"embeddings of a target of width {width}"
             )
         return _decoder(where, self.kind, leaves, meaning.layer, own)
+
+
+def _of_all(config: Config) -> dict[str, Any]:
+    """``Codec.obstacles`` of all programs."""
+    return {"it reads the token after the feature; train with shift=1": config.get("shift", 1) != 1}
+
+
+def _of_llama(leaves: Leaves, config: Config) -> dict[str, Any]:
+    """``Codec.obstacles`` of programs whose layer is Llama's."""
+    norm = ("layers", "0", "attention", "q_norm", "scale") in leaves
+    problem = "its layer has no norm of queries and keys; train with qk_norm=false"
+    return _of_all(config) | {problem: norm}
 
 
 def _kept(config: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
@@ -532,14 +614,8 @@ def _container(config: Mapping[str, Any], layer: dict[str, Any]) -> dict[str, An
     width, taps = config["target_hidden_size"], config.get("taps")
     tokens = config.get("parallel")
     method = "peagle" if tokens else "eagle3"
-    greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _SPECULATIVE_TOKENS}
-    greedy |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
-    made = {
-        "algorithm": method,
-        "proposal_methods": [greedy],
-        "default_proposal_method": "greedy",
-        "verifier": {"name_or_path": config.get("base_model_name_or_path"), "architectures": []},
-    }
+    base = config.get("base_model_name_or_path")
+    made = decoder_layers.speculators_config(method, tokens or _SPECULATIVE_TOKENS, base)
     return {
         "architectures": ["PEagleSpeculator" if tokens else "Eagle3Speculator"],
         "speculators_model_type": method,

@@ -13,8 +13,11 @@ its variants.
 
 from __future__ import annotations
 
+import dataclasses
+
 from specjax import declare
 from specjax.bound import Bound
+from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.heads import _shape
 from specjax.drafters.heads.eagle import _drafter, _loss, _network
@@ -38,8 +41,20 @@ RELEASED = {
 NAME = "eagle"
 
 
-@declare.method(EagleKeys)
-def make(target: LM, keys: EagleKeys) -> Drafter:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys(EagleKeys):
+    """The keys of ``eagle``."""
+
+    fc_bias: bool = key(
+        True,
+        "whether the first map of a new network has a bias, as the authors' have; vLLM reads "
+        "networks without it",
+        size=lambda params: "bias" in params["fc"],
+    )
+
+
+@declare.method(Keys)
+def make(target: LM, keys: Keys) -> Drafter:
     """Drafts with an EAGLE network.
 
     Raises:
@@ -48,8 +63,7 @@ def make(target: LM, keys: EagleKeys) -> Drafter:
     """
     given, keys = files.read(NAME, target, keys)
     config = _shape.config_of(NAME, target, given, keys)
-    bias = given.params is None or "bias" in given.params["fc"]
-    shape = Shape(config, given.ends.width, fc_bias=bias, shift=keys.shift)
+    shape = Shape(config, given.ends.width, fc_bias=keys.fc_bias, shift=keys.shift)
     network = _network.build(NAME, shape, given, keys)
     training = Bound(_loss.training, network, target, defaults=_loss.EAGLE)
     return _drafter.build(target, network, keys, given, training)

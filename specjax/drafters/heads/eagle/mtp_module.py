@@ -42,6 +42,7 @@ from specjax.drafters.files.codec import (
     Rules,
     Shapes,
     Sizes,
+    Suited,
     Tensors,
     Written,
     linear,
@@ -280,6 +281,32 @@ class ModuleFiles(Codec):
 
     files = ("model.safetensors", "pytorch_model.bin")
     layouts = tuple(NAMES)
+    engines: ClassVar = {"vllm": "mimo"}
+
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        attention = ("modules", "0", "layers", "0", "attention")
+        norm = (*attention, "q_norm", "scale") in leaves
+        return {
+            "it computes one module; train with modules=1": _modules(leaves) > 1,
+            "it reads hidden states before the last norm; train with hidden=raw": (
+                config.get("hidden") != RAW
+            ),
+            "it reads zeros at slot 0; train with zero_first=true": not config.get("zero_first"),
+            "it recycles the output after its norm; train with recycled=normed": (
+                config.get("recycled") == RAW
+            ),
+            "its layer is Qwen2's, with biases and without norms of queries and keys": (
+                norm or (*attention, "q", "bias") not in leaves
+            ),
+        }
+
+    def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
+        note = "put the tensors and num_nextn_predict_layers into a copy of the target's directory"
+        return (
+            super()
+            .suit(engine, leaves, config)
+            ._replace(note=f"{note}, with the architecture MiMoForCausalLM")
+        )
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         fronts = prediction_modules(tensors)

@@ -128,6 +128,10 @@ class _Files(Codec):
         ),
     }
     repeated = ("block",)
+    engines: ClassVar = {"vllm": ""}
+
+    def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
+        return {"it reads heads with LM heads of their own": ("head", "kernel") not in leaves}
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         merged = any(name.startswith("medusa_head.") for name in tensors)
@@ -158,7 +162,8 @@ class _Files(Codec):
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
         heads, layers = leaves["block", "kernel"].shape[:2]
         own = {"medusa_num_heads": heads, "medusa_num_layers": layers, "tied": found.tied}
-        return super().facts(found, leaves, sizes) | own
+        # vLLM reads the biases of the blocks where this key is true.
+        return super().facts(found, leaves, sizes) | own | {"medusa_fc_bias": True}
 
 
 CODEC = _Files("medusa")

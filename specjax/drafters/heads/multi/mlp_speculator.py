@@ -220,7 +220,11 @@ class _Files(Codec):
                     f"{found.where}: n_predict is {stages!r}; config.json must give the number of "
                     "tied stages"
                 )
+        counts = found.config.get("top_k_tokens_per_head")
+        fits = isinstance(counts, list) and len(counts) == stages
         return super().facts(found, leaves, sizes) | {
+            # Other programs require a number for each stage.
+            "top_k_tokens_per_head": counts if fits else [1] * stages,
             "emb_dim": sizes["D"],
             "inner_dim": sizes["I"],
             "n_predict": stages,
