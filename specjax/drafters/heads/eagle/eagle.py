@@ -13,8 +13,6 @@ its variants.
 
 from __future__ import annotations
 
-import dataclasses
-
 from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
@@ -41,7 +39,6 @@ RELEASED = {
 NAME = "eagle"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(EagleKeys):
     """The keys of ``eagle``."""
 
