@@ -51,9 +51,9 @@ def block(markov=False, gru=False, mask=False, head=False, **options):
     return shapes | ({"head": {"kernel": (D, W)}} if head else {})
 
 
-def module(bias=True):
+def module(**options):
     norms = {name: {"scale": (D,)} for name in ("token_norm", "feature_norm", "norm")}
-    layers = {"0": layer(bias=bias, attention_norm=True)}
+    layers = {"0": layer(**options, attention_norm=True)}
     return {"modules": {"0": {"fc": {"kernel": (2 * D, D)}, **norms, "layers": layers}}}
 
 
@@ -98,9 +98,10 @@ HEADS = {
     "dspark": ("block_head", block(markov=True), BLOCK | {"sample_from_anchor": True}),
     "dspark of masks": ("block_head", block(markov=True), BLOCK),
     "domino": ("block_head", block(gru=True), BLOCK | {"pure_draft_prefix_len": 1}),
-    "mtp": ("mtp_module", module(), RAW),
-    "mtp of normed states": ("mtp_module", module(), RAW | {"hidden": "normed"}),
+    "mtp": ("mtp_module", module(bias=True), RAW),
+    "mtp of normed states": ("mtp_module", module(bias=True), RAW | {"hidden": "normed"}),
     "mtp of Llama": ("mtp_module", module(bias=False), RAW),
+    "mtp of Qwen3": ("mtp_module", module(bias=False, qk_norm=True), RAW),
 }
 
 
@@ -187,7 +188,7 @@ def test_a_network_with_an_embedding_of_its_masks_is_of_specjax_alone(tmp_path):
 # Engine -> heads that it drafts with, and the layout; then heads that it does not, and the reason.
 SUITED = {
     "vllm": {
-        **{"medusa": None, "eagle without bias": "eagle", "mtp": "mimo"},
+        **{"medusa": None, "eagle without bias": "eagle", "mtp": "mimo", "mtp of Llama": "mimo"},
         **dict.fromkeys(("eagle3", "eagle3 of all tokens", "eagle3 of other taps"), "eagle3"),
         **dict.fromkeys(("eagle3 of 2 taps", "eagle3.1", "p-eagle"), "eagle3"),
         **dict.fromkeys(("dflash", "jetspec", "dflash, sliding", "dflash, causal"), "specforge"),
@@ -221,7 +222,7 @@ REFUSED = {
         "dflash with a mask": "the layout specforge has no place for an embedding of its masks",
         "domino": "no correction by a GRU",
         "mtp of normed states": "train with hidden=raw",
-        "mtp of Llama": "its layer is Qwen2's",
+        "mtp of Qwen3": "no norm of queries and keys",
     },
     "sglang": {
         "medusa": "it reads no medusa heads; those that read them: vllm",
@@ -271,8 +272,11 @@ def test_heads_for_an_engine(tmp_path, capsys, engine, name, layout):
     back, own = (head_files.read(tmp_path / x, kind).params for x in "ba")
     if layout == "sglang":
         own["fc"].setdefault("bias", np.zeros(D, np.float32))
-    if name != "mtp":  # mimo exchanges the halves of fc
+    if kind != "mtp_module":  # mimo exchanges the halves of fc
         assert_same(back, own)
+    else:
+        names = (f"model.mtp_layers.0.self_attn.{part}_proj.bias" for part in "qkv")
+        assert all(tensors[each].any() == (name == "mtp") for each in names)
 
 
 @pytest.mark.parametrize(("engine", "name", "reason"), pairs(REFUSED))

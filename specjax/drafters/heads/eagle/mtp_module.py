@@ -284,8 +284,7 @@ class ModuleFiles(Codec):
     engines: ClassVar = {"vllm": "mimo"}
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
-        attention = ("modules", "0", "layers", "0", "attention")
-        norm = (*attention, "q_norm", "scale") in leaves
+        norm = ("modules", "0", "layers", "0", "attention", "q_norm", "scale") in leaves
         return {
             "it computes one module; train with modules=1": _modules(leaves) > 1,
             "it reads hidden states before the last norm; train with hidden=raw": (
@@ -295,16 +294,15 @@ class ModuleFiles(Codec):
             "it recycles the output after its norm; train with recycled=normed": (
                 config.get("recycled") == RAW
             ),
-            "its layer is Qwen2's, with biases and without norms of queries and keys": (
-                norm or (*attention, "q", "bias") not in leaves
-            ),
+            "its layer has no norm of queries and keys; train with qk_norm=false": norm,
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
         note = "put the tensors and num_nextn_predict_layers into a copy of the target's directory"
+        # Its layer is Qwen2's, which has biases.
         return (
             super()
-            .suit(engine, leaves, config)
+            .suit(engine, leaves, config | {"attention_bias": True})
             ._replace(note=f"{note}, with the architecture MiMoForCausalLM")
         )
 
@@ -385,6 +383,9 @@ class ModuleFiles(Codec):
                     both = (leaf[leaf.shape[1] :], leaf[: leaf.shape[1]])
                     own = np if isinstance(leaf, np.ndarray) else jnp
                     result[path] = own.concatenate(both, 0)
+        for path, leaf in leaves.items() if config.get("attention_bias") else ():
+            if path[-1] == "kernel" and path[-2] in ("q", "k", "v"):
+                result.setdefault((*path[:-1], "bias"), np.zeros(leaf.shape[1], leaf.dtype))
         return result
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
