@@ -113,8 +113,8 @@ def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Dr
 def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> Masks:
     """Masks of each depth from 1, after a share of the entries that have a label, at random.
 
-    There are as many masks as if all T entries had one. What is left over is after the last entry,
-    where no label is.
+    A share of 1 is all entries. There are as many masks as if all T entries had a label. What is
+    left over is after the last entry, where no label is.
     """
     size, depths = batch.tokens.shape[1] - 1, 1 + len(shares)
     order = _along_text.random_places(key, batch, ahead, depths, size)
@@ -123,7 +123,7 @@ def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> M
     columns = np.concatenate([np.arange(count) for count in counts])
     depth = np.repeat(np.arange(1, depths), counts[: depths - 1])
     share = np.minimum.accumulate([*shares, 0.0])[depth - 1]
-    kept = columns < jnp.maximum(jnp.round(share * number[:, None]), 1)
+    kept = (share >= 1) | (columns < jnp.maximum(jnp.round(share * number[:, None]), 1))
     return Masks(jnp.where(kept, order[:, columns], size - 1), depth, columns)
 
 

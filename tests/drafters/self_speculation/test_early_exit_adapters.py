@@ -71,8 +71,9 @@ def rotated(x, theta=1e4):
 
 
 def attention(own, x, dim):
-    """Causal attention with as many key heads as query heads, [T,E] -> [T,E]."""
+    """Causal attention with heads of width ``dim``, [T,E] -> [T,E]."""
     q, k, v = ((x @ own[name]["kernel"]).reshape(len(x), -1, dim) for name in ("q", "k", "v"))
+    k, v = (np.repeat(each, q.shape[1] // each.shape[1], 1) for each in (k, v))
     scores = np.einsum("thd,shd->hts", rotated(q), rotated(k)) / np.sqrt(dim)
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     mixed = np.einsum("hts,shd->thd", head_cases.softmax(scores), v)
