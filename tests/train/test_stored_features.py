@@ -225,14 +225,12 @@ def test_the_loss_from_stored_features(target_run, alone):
         assert least < abs(float(value / expected[0]) - 1) < most, dtype
 
 
-def test_a_draft_vocabulary_needs_no_other_logits(target_run, alone):
+def test_a_draft_vocabulary_needs_no_other_logits(target_run, written):
     """The loss, its gradient and metrics with the stored log-sum-exp and best token."""
     target = hf.load(target_run[0], dtype=jnp.float32)
     ids = np.arange(0, 320, 9)
     drafter = drafters.make("eagle3", target.lm, taps="0", draft_ids=ids)
-    store = feature_store.FeatureStore(alone)
-    batch = store.read("train", range(4))
-    batch = batch.replace(features=batch.features.replace(taps=(batch.features.hidden,)))
+    batch = feature_store.FeatureStore(written[0]).read("train", range(4), (0,))
     params = drafter.training.start(target.params, jax.random.key(0))
     loss = functools.partial(drafter.training.loss, steps=1)
     both = jax.value_and_grad(loss, has_aux=True)
