@@ -225,3 +225,12 @@ def error_of_training(
     total = sum(map(value, found)) / sum(each.depth == 0 for each in found)
     worst = max(error_of_logits(logits, each.logits, each) for each in found)
     return max(worst, abs(float(loss) / total - 1))
+
+
+def error_with(mistake, patch, made, plain_of, error) -> float:
+    """``error(case, drafter)`` of the drafter that is made with a mistake (``mutants.patches``)."""
+    plain_of(mistake.caught_by)  # with the parameters of the right drafter
+    mistake.change(patch)
+    # Another name: the programs of the right drafter are not used again.
+    drafter = made.__wrapped__(mistake.caught_by)._replace(name=mistake.name)
+    return error(mistake.caught_by, drafter)

@@ -19,7 +19,7 @@ from specjax.data import feature_store, packing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.train import recipes
+from specjax.train import layer_skip, placement, recipes
 from specjax.train.recipes import material
 
 T, ROWS, READ = 32, 4, 64
@@ -245,6 +245,39 @@ def test_a_draft_vocabulary_needs_no_other_logits(target_run, written):
     # Of 320 tokens 36 are in the draft vocabulary.
     costs = [run.cost_analysis()["flops"] for run in runs]
     assert costs[1] - costs[0] > 0.8 * 2 * 4 * T * 32 * (320 - 36)
+
+
+def test_stores_of_before_have_no_teacher(written, tmp_path):
+    """Their manifest does not name it; the record has the fields of then."""
+    shutil.copytree(written[0] / "features", tmp_path / "features")
+    path = tmp_path / "features" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["teacher"]
+    path.write_text(json.dumps(manifest))
+    layout = feature_store.FeatureStore(tmp_path).layout
+    assert not layout.teacher and layout.record.names == ("tokens", "values")
+
+
+def test_features_are_refused_where_the_target_runs_on_the_rows(target_run, written, tmp_path):
+    """Its distribution would be that without the text before the row."""
+    for name, keys in (
+        ("pass", {}),
+        ("early_exit", {"drafter__adapter": "none", "drafter__head": "own"}),
+    ):
+        config = heads_config(target_run[0], written[0], name, **keys)
+        with pytest.raises(UserError, match=f"data.features are not enough for {name}"):
+            recipes.run(config, tmp_path / name)
+
+
+def test_numbered_batches_are_read_in_parts(target_run, written):
+    """A process reads its own rows alone, also of a loss that changes during training."""
+    source = gathered(target_run[0], written[0]).batches
+    numbered = layer_skip.Numbered(source)
+    assert isinstance(numbered, placement.Divided) and numbered.batch_size == ROWS
+    part = numbered.part(3, [2, 0])
+    np.testing.assert_array_equal(part.step, [3, 3])
+    np.testing.assert_array_equal(part.tokens, source.batch(3).tokens[[2, 0]])
+    assert not isinstance(layer_skip.Numbered(object()), placement.Divided)
 
 
 @pytest.mark.slow

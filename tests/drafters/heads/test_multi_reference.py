@@ -102,10 +102,5 @@ def test_names_are_unique():
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.name)
 def test_mistakes_are_detected(mistake, monkeypatch):
     """By the tests above, whose limit is 1e-4."""
-    label = mistake.caught_by
-    plain_of(label)
-    mistake.change(monkeypatch)
-    # Another name: the programs of the right drafter are not used again.
-    drafter = made.__wrapped__(label)._replace(name=mistake.name)
     error = error_of_drafts if mistake in DRAFTING else error_of_training
-    assert error(label, drafter) > 5e-4
+    assert shared.error_with(mistake, monkeypatch, made, plain_of, error) > 5e-4
