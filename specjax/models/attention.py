@@ -285,32 +285,33 @@ def _weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
 def _attend_in_columns(
     q: jax.Array, rule: Scores, visible: jax.Array, keys: jax.Array, values: jax.Array
 ) -> jax.Array:
-    """Attention of queries [B,K,G*T,D] in the layout ``Columns`` of steps after a text.
+    """Attention of queries [B,K,G*P,D] in the layout ``Columns`` of steps after a text.
 
-    Keys and values [B,K,(j+1)T,D] are those of the text and of j steps. The scores of a step are
+    Keys and values [B,K,T+j*P,D] are those of the text and of j steps. The scores of a step are
     one number per query, so no array is larger than the scores of the text. There is no guard for
     values that are not finite, and no window: no draft network has one.
     """
     batch, heads, rows, width = q.shape
-    size = visible.shape[1]
-    text, *steps = _parts(keys, size)
-    text_values, *step_values = _parts(values.astype(q.dtype), size)
+    size, before = visible.shape[1:]
+    text, *steps = _parts(keys, before, size)
+    text_values, *step_values = _parts(values.astype(q.dtype), before, size)
     scores = jnp.einsum("bkqd,bksd->bkqs", q, text, preferred_element_type=jnp.float32)
     wide = scores.dtype
-    scores = rule.of(scores.reshape(batch, heads, -1, size, size))
+    scores = rule.of(scores.reshape(batch, heads, -1, size, before))
     scores = jnp.where(visible[:, None, None], scores, jnp.finfo(wide).min)
     query = q.reshape(batch, heads, -1, size, width).astype(wide)
     own = [rule.of((query * key[:, :, None].astype(wide)).sum(-1)) for key in steps]
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, [scores.max(-1), *own]))
     weights, own = jnp.exp(scores - peak[..., None]), [jnp.exp(each - peak) for each in own]
     total = functools.reduce(jnp.add, [weights.sum(-1), *own])[..., None]
-    weights = weights.astype(q.dtype).reshape(batch, heads, rows, size)
+    weights = weights.astype(q.dtype).reshape(batch, heads, rows, before)
     out = jnp.einsum("bkqs,bksd->bkqd", weights, text_values).reshape(query.shape)
     for weight, value in zip(own, step_values, strict=True):
         out = out + weight[..., None] * value[:, :, None]
     return (out / total).astype(q.dtype).reshape(q.shape)
 
 
-def _parts(x: jax.Array, size: int) -> list[jax.Array]:
-    """[B,K,n*size,D] -> n arrays [B,K,size,D]."""
-    return [x[:, :, start : start + size] for start in range(0, x.shape[2], size)]
+def _parts(x: jax.Array, first: int, size: int) -> list[jax.Array]:
+    """[B,K,first+n*size,D] -> an array [B,K,first,D] and n arrays [B,K,size,D]."""
+    starts = range(first, x.shape[2], size)
+    return [x[:, :, :first], *(x[:, :, start : start + size] for start in starts)]

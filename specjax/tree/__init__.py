@@ -32,16 +32,15 @@ class Layout(struct.PyTreeNode):
 
 
 class Columns(struct.PyTreeNode):
-    """What T tokens attend to that continue, side by side, the T prefixes of one text.
+    """What P tokens attend to that continue, side by side, P prefixes of one text of T tokens.
 
-    The block is the T tokens of the text, then T tokens for each further step. Token t of the
-    newest step attends to the text as ``visible`` defines it, to token t of each step before, and
-    to itself. For training: what a draft computes at every place of a text. There is no committed
-    text.
+    The block is the T tokens of the text, then P tokens for each further step. Token p of the
+    newest step attends to the text as ``visible`` defines it, to token p of each step before, and
+    to itself. For training: what a draft computes at places of a text. There is no committed text.
     """
 
-    visible: jax.Array  # bool[B,T,T]
-    depth: jax.Array  # i32[B,T] positions of the newest tokens
+    visible: jax.Array  # bool[B,P,T]
+    depth: jax.Array  # i32[B,P] positions of the newest tokens
 
 
 def layout(parents: jax.Array, new: int | None = None) -> Layout:
@@ -76,9 +75,15 @@ def segments(numbers: jax.Array) -> Layout:
     return Layout(visible, place - start)
 
 
-def columns(text: Layout, step: int) -> Columns:
-    """The layout of step ``step``, from 1, after a text with its own layout."""
-    return Columns(text.visible, text.depth + step)
+def columns(text: Layout, step: int, places: jax.Array | None = None) -> Columns:
+    """The layout of step ``step``, from 1, after the prefixes of a text with its own layout.
+
+    ``places`` i32[B,P] are the last tokens of the prefixes; None: one for each token.
+    """
+    if places is None:
+        return Columns(text.visible, text.depth + step)
+    visible = jnp.take_along_axis(text.visible, places[..., None], 1)
+    return Columns(visible, jnp.take_along_axis(text.depth, places, 1) + step)
 
 
 def join(*parts: Any) -> Any:

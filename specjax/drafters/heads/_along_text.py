@@ -44,17 +44,28 @@ class Drafts(NamedTuple):
 
     def labels(self, depth: Any) -> tuple[Array, Array]:
         """``label`` at the places."""
-        places = None if self.places is None else self.places[depth]
         tokens, counted = label(self.batch, depth + self.ahead, depth + self.first)
-        return (tokens, counted) if places is None else (at(tokens, places), at(counted, places))
+        return self.at(tokens, depth), self.at(counted, depth)
 
     def teachers(self, depth: Any) -> Array:
         """f[B,P,V]: the target's logits of the tokens that a depth predicts."""
-        by, size = depth + self.ahead - 1, self.teacher.shape[1]
+        return self.later(depth + self.ahead - 1, depth, self.teacher)
+
+    def at(self, values: Array, depth: Any) -> Array:
+        """[B,P,...]: values [B,T,...] at the places of a depth."""
+        places = None if self.places is None else self.places[depth]
+        return values if places is None else at(values, places)
+
+    def later(self, by: Any, depth: Any, values: Array) -> Array:
+        """[B,P,...]: values [B,T,...] at ``by`` tokens after the places of a depth.
+
+        Beyond the end the last entry, where no label counts.
+        """
+        size = values.shape[1]
         places = None if self.places is None else self.places[depth]
         if places is None:
-            return ahead(self.teacher, by, size)
-        return at(self.teacher, jnp.minimum(places + by, size - 1))
+            return ahead(values, by, size)
+        return at(values, jnp.minimum(places + by, size - 1))
 
     def number_of_labels(self, depths: int) -> Array:
         """i32[]: what a loss of so many depths divides each of them by.

@@ -38,6 +38,7 @@ from specjax.train.recipes import material as materials
 from specjax.train.writer import Writer, make_writer, row_keys, write
 
 _VALID = 20  # one of this many prompts is in the valid split
+_WIDTH_STEP = 64  # The buffer for prompts of a batch is a multiple of so many tokens.
 
 
 class Prompt(NamedTuple):
@@ -141,6 +142,7 @@ def _plan(
         "new_tokens": sizes.new_tokens,
         # Sums are rounded differently in a batch of another size.
         "batch_size": sizes.batch_size,
+        "width_step": _WIDTH_STEP,
         "shard_prompts": sizes.shard_prompts,
         "drafter": given(config.drafter),
         "accept": config.accept,
@@ -199,16 +201,21 @@ def _records(
     width: int,
     meter: Meter,
 ) -> list[dict]:
-    """The records of a shard: prompt by prompt, each with all temperatures in their order."""
+    """The records of a shard: prompt by prompt, each with all temperatures in their order.
+
+    Prompts of about the same length are decoded together, in a buffer of at most ``width`` tokens.
+    """
     sizes, rows = config.generation, {}
+    by_length = sorted(prompts, key=lambda prompt: len(prompt.ids))
     for index, temperature in enumerate(temperatures):
         settings = {"temperature": temperature, "top_k": sizes.top_k, "top_p": sizes.top_p}
         for start in range(0, len(prompts), sizes.batch_size):
-            chosen = prompts[start : start + sizes.batch_size]
+            chosen = by_length[start : start + sizes.batch_size]
+            own = min(-(-len(chosen[-1].ids) // _WIDTH_STEP) * _WIDTH_STEP, width)
             keys = row_keys(config.seed, [prompt.number for prompt in chosen], index)
             ids = [prompt.ids for prompt in chosen]
             outputs, rounds = write(
-                writer, ids, keys, settings, sizes.new_tokens, sizes.batch_size, width
+                writer, ids, keys, settings, sizes.new_tokens, sizes.batch_size, own
             )
             for prompt, output, count in zip(chosen, outputs, rounds, strict=True):
                 rows[prompt.number, index] = {

@@ -28,7 +28,7 @@ LABELLED = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], bool)
 SEGMENTS = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
 
 
-def loss_by_hand(params, labelled, segments, ce, teacher, decay, heads=2):
+def loss_by_hand(params, labelled, segments, ce, teacher, decay, heads=2, places=None):
     """(loss, agreement of each head, number of labels of the first)."""
     table = np.asarray(TABLE, np.float64)
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
@@ -52,6 +52,8 @@ def loss_by_hand(params, labelled, segments, ce, teacher, decay, heads=2):
                 # The token that head d of feature s predicts.
                 at = s + 2 + d
                 if at > size or not labelled[b, at] or segments[b, at] != segments[b, s]:
+                    continue
+                if places is not None and s not in places[b]:
                     continue
                 logits = head_logits(target_logits(b, s), d)
                 log_q, p = np.log(softmax(logits)), softmax(target_logits(b, at - 1))
@@ -82,6 +84,38 @@ def test_loss_by_hand(ce, teacher, decay, bounded):
     assert [metrics["agreement_1"], metrics["agreement_2"]] == pytest.approx(agreed.tolist())
     counts = {name: metrics["weight"][name] for name in ("loss", "agreement_1", "agreement_2")}
     assert counts == {"loss": count[0], "agreement_1": count[0], "agreement_2": count[1]}
+
+
+@pytest.mark.fast
+def test_loss_of_some_places_by_hand():
+    drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
+    params, batch = drafter.init_params(None), Batch(jnp.asarray(TOKENS), jnp.asarray(LABELLED))
+    key = jax.random.key(0)
+    value, metrics = drafter.training.loss(params, TABLE, batch, key, teacher=0.4, places=2)
+    places = _along_text.random_places(jax.random.split(key)[0], batch, 2, 2, 2)
+    keys = {"ce": 1.0, "teacher": 0.4, "decay": 1.0, "places": np.asarray(places)}
+    expected, agreed, count = loss_by_hand(params, LABELLED, np.zeros_like(SEGMENTS), **keys)
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert [metrics["agreement_1"], metrics["agreement_2"]] == pytest.approx(agreed.tolist())
+    assert metrics["weight"]["loss"] == count[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    by_default(
+        ["hydra", "redrafter", "mlp_speculator", "mtp_module"],
+        ["hydra", "redrafter", "mtp_module"],
+    ),
+)
+def test_places_without_a_label_are_not_needed(name):
+    """Heads that read the draft's tokens; the last of four features has no label."""
+    keys = {"modules": 2} if name == "mtp_module" else {"heads": 2}
+    drafter = cases.random_heads(name, TARGET, TABLE, **keys)
+    params, batch = drafter.init_params(None), Batch(jnp.asarray(TOKENS))
+    more = {"steps": 3} if name == "mtp_module" else {}
+    loss = jax.jit(functools.partial(drafter.training.loss, **more), static_argnames="places")
+    values = [loss(params, TABLE, batch, jax.random.key(0), places=n)[0] for n in (0, 3)]
+    assert values[1] == pytest.approx(float(values[0]), rel=1e-5)
 
 
 @pytest.mark.fast

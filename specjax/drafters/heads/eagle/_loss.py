@@ -12,6 +12,9 @@ al. 2025, 2503.01840, section 3.2) and the harmonised context alignment of HASS 
 2408.15766, section 3.2), which writes the same drafts with shifted columns and without gradients
 between the steps. EAGLE-1 has step 0 only.
 
+With ``LossKeys.places`` the drafts of a step behind the last module are those of some columns only.
+The text's own slots are always computed, because later columns attend to them.
+
 A network of n modules in sequence has one for each of the steps 0..n-1: module k reads at slot t
 what module k - 1 computed there, and its own slots up to t. The last one then continues as above.
 """
@@ -75,11 +78,12 @@ class Text(NamedTuple):
 
     tokens: jax.Array  # i32[B,T+1]
     layout: Layout  # of the T slots of step 0
+    places: jax.Array | None = None  # i32[B,P] the columns that are drafted; None: all T
 
 
-def text(batch: Batch) -> Text:
+def text(batch: Batch, places: jax.Array | None = None) -> Text:
     """The tokens of a batch, and how its slots attend inside their documents."""
-    return Text(batch.tokens, _along_text.layout_of(batch))
+    return Text(batch.tokens, _along_text.layout_of(batch), places)
 
 
 def step(
@@ -93,16 +97,27 @@ def step(
     """Step ``number`` of all columns: what the network computes, and its keys and values.
 
     ``features`` [B,T,D] are the target's (``Network.read``) for step 0, then ``Fed.feature`` of the
-    step before. ``before`` has the keys and values of all steps before.
+    step before. ``before`` has the keys and values of all steps before. The first step of each
+    module computes all T slots, the steps behind the last module P columns.
     """
-    rows, size = features.shape[:2]
+    rows, size = text.layout.depth.shape
     tokens = _along_text.ahead(text.tokens, number + network.shift, size)
     module = min(number, network.shape.modules - 1)
     again = number - module  # steps of this module that are in ``before``
-    layout = tree.columns(text.layout, again) if again else text.layout
+    layout = text.layout
+    if again:
+        layout = tree.columns(text.layout, again, text.places)
+        tokens, features = (_at_columns(text, x) for x in (tokens, features))
     block, which = tree.join(*before[module:]) if again else None, {"module": module}
     cache, which = network.init_cache(rows, 0), which if network.shape.modules > 1 else {}
     return network.apply(params, tokens, features, cache, layout, block, **which)
+
+
+def _at_columns(text: Text, values: jax.Array) -> jax.Array:
+    """Values [B,T,...] of all slots at the columns that are drafted; those of columns unchanged."""
+    if text.places is None or values.shape[1] != text.layout.depth.shape[1]:
+        return values
+    return _along_text.at(values, text.places)
 
 
 def along(network: Network, target: LM, params: ModelParams, batch: Batch, depth: int) -> Texts:
@@ -112,14 +127,20 @@ def along(network: Network, target: LM, params: ModelParams, batch: Batch, depth
 
 
 def _drafts(
-    network: Network, params: ModelParams, batch: Batch, out: Output, features: jax.Array
+    network: Network,
+    params: ModelParams,
+    batch: Batch,
+    out: Output,
+    features: jax.Array,
+    places: tuple[jax.Array, ...] | None = None,
 ) -> Drafts:
-    """The drafts of all columns; ``features`` [B,T,D] are those that step 0 reads.
+    """The drafts of the columns ``places``, one entry per step; None: of all columns.
 
-    The state is the output of the newest step, and the keys and values of all.
+    ``features`` [B,T,D] are those that step 0 reads. The state is the output of the newest step,
+    and the keys and values of all.
     """
-    columns = Bound(_logits, network, text(batch), params)
-    return Drafts(batch, out.logits, columns, (features, ()), ids=network.ids)
+    columns = Bound(_logits, network, text(batch, places and places[0]), params)
+    return Drafts(batch, out.logits, columns, (features, ()), places, network.ids)
 
 
 def _logits(
@@ -130,7 +151,7 @@ def _logits(
     number: int,
 ) -> tuple[jax.Array, tuple[jax.Array, tuple[KVBlock, ...]]]:
     fed, block = step(network, text, number, params, *state)
-    return network.logits(params, fed.hidden), (fed.feature, (*state[1], block))
+    return network.logits(params, _at_columns(text, fed.hidden)), (fed.feature, (*state[1], block))
 
 
 class LossKeys(declare.Keys):
@@ -154,6 +175,11 @@ class LossKeys(declare.Keys):
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)
     top_k: int = key(10, "how many of the target's best tokens the next term is about", least=1)
     top_k_weight: float = key(0.0, "weight of -sum p(x) log q(x) over the best tokens x", least=0)
+    places: int = key(
+        0,
+        "columns of each row that are drafted: first those with a label, at random; 0: all",
+        least=0,
+    )
     noise: float = key(
         0.1,
         "uniform in [-noise, noise], added to the target's features that step 0 reads, independent "
@@ -233,19 +259,25 @@ def loss(
     _check(network, target, batch, keys)
     pair, batch = ModelParams(target_params, params), _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
+    places = None
+    if 0 < keys.places < batch.tokens.shape[1] - 1:
+        own, key = jax.random.split(key)
+        chosen = _along_text.random_places(own, batch, 2, keys.steps, keys.places)
+        places = (chosen,) * keys.steps
     features = network.read(pair, _noisy(network, out, keys.noise, key))
-    drafts = _drafts(network, pair, batch, out, features)
+    drafts = _drafts(network, pair, batch, out, features, places)
     number = drafts.number_of_labels(keys.steps)
     teacher = jax.lax.stop_gradient(_teacher(network, target, target_params, batch, out))
     labels = _labels(network, keys, jax.lax.stop_gradient(out.hidden), teacher)
-    first = jnp.maximum(number, 1)
+    first, size = jnp.maximum(number, 1), features.shape[1]
 
     def term(state: Any, j: int) -> tuple[jax.Array, dict[str, jax.Array], Any]:
         logits, (feature, blocks) = drafts.step(state, j)
         tokens, counted = drafts.labels(j)
         tokens = place_of(network.ids, tokens, out.logits.shape[-1])
-        now = jax.tree.map(Bound(_along_text.ahead, by=j + 1, size=feature.shape[1]), labels)
-        value, sizes = _compare(keys, now, first, logits, feature, tokens, counted)
+        now = jax.tree.map(Bound(drafts.later, j + 1, j), labels)
+        own = drafts.at(feature, j) if feature.shape[1] == size else feature
+        value, sizes = _compare(keys, now, first, logits, own, tokens, counted)
         feature = jax.lax.stop_gradient(feature) if keys.detach else feature
         return value, sizes, (feature, blocks)
 

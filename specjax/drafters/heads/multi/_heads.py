@@ -240,22 +240,30 @@ def along(heads: Heads, target: LM, params: ModelParams, batch: Batch, depth: in
     return drafts(heads, target, params, batch).along(depth)
 
 
-def drafts(heads: Heads, target: LM, params: ModelParams, batch: Batch) -> Drafts:
-    """What the heads predict at every feature; the state is theirs."""
+def drafts(
+    heads: Heads, target: LM, params: ModelParams, batch: Batch, places: Array | None = None
+) -> Drafts:
+    """What the heads predict at the features ``places`` i32[B,P], None: at all.
+
+    The state is that of the heads.
+    """
     out = _along_text.output(target, params.target, batch)
     features = heads.read(out)
     if heads.prefix is not None:
         cache = heads.prefix.init_cache(features.shape[0], 0)
         layout = None if batch.segments is None else tree.segments(batch.segments[:, :-1])
         features, _ = heads.prefix.apply(params, features, cache, layout)
-    step = Bound(_step_along, heads, params, batch.tokens)
-    return Drafts(batch, out.logits, step, heads.begin(params, features))
+    step, every = Bound(_step_along, heads, params, batch.tokens, places), None
+    if places is not None:
+        features, every = _along_text.at(features, places), (places,) * heads.depth
+    return Drafts(batch, out.logits, step, heads.begin(params, features), every)
 
 
 def _step_along(
-    heads: Heads, params: ModelParams, tokens: Array, state: Any, depth: Any
+    heads: Heads, params: ModelParams, tokens: Array, places: Array | None, state: Any, depth: Any
 ) -> tuple[Array, Any]:
     newest = _along_text.ahead(tokens, depth + 1, tokens.shape[1] - 1)
+    newest = newest if places is None else _along_text.at(newest, places)
     return heads.step(params, state, depth, newest)
 
 
@@ -267,6 +275,11 @@ class LossKeys(DepthKeys):
         '"one" draws one depth per batch, uniformly: in expectation the mean over depths, in the'
         " memory of one head (Stern et al. 2018, 1811.03115, section 6)",
         choices=("all", "one"),
+    )
+    places: int = key(
+        0,
+        "features of each row that heads read: first those with a label, at random; 0: all",
+        least=0,
     )
 
 
@@ -290,7 +303,11 @@ def loss(
     """
     _check(heads, batch, keys)
     batch = _along_text.of_output(target, batch)
-    found = drafts(heads, target, ModelParams(target_params, params), batch)
+    places = None
+    if 0 < keys.places < batch.tokens.shape[1] - 1:
+        own, key = jax.random.split(key)
+        places = _along_text.random_places(own, batch, 2, heads.depth, keys.places)
+    found = drafts(heads, target, ModelParams(target_params, params), batch, places)
     number = found.number_of_labels(heads.depth)
     if keys.slots == "all":
         return _depth_loss.loss(found, keys, heads.depth, number)
