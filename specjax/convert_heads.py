@@ -2,6 +2,7 @@
 
 python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --layout=speculators
 python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --for=vllm
+python -m specjax.convert_heads SOURCE --kind=eagle3 --probe=TARGET
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.drafters.files import codec as codecs
-from specjax.drafters.files import head_files
+from specjax.drafters.files import head_files, probe
 from specjax.drafters.files.codec import ENGINES, Codec
 from specjax.errors import Parser, UserError
 from specjax.models import hf
@@ -32,6 +33,7 @@ def convert(
     *,
     engine: str = "",
     norm_output: bool | None = None,
+    changes: Mapping[str, Any] | None = None,
     base_model: str | None = None,
 ) -> head_files.Head:
     """Reads heads and writes them in another layout, in the dtype of their tensors.
@@ -44,6 +46,8 @@ def convert(
         engine: one of ``codec.ENGINES``, in place of a layout: writes what this program reads.
         norm_output: for eagle3, whether the normed feature is recycled, instead of what config.json
             means (``docs/head_files.md``); None: as in the files.
+        changes: keys of ``Head.config`` to write instead of those of the files, as
+            ``files.probe.Reading.changes``.
         base_model: the target's name for ``base_model_name_or_path``; None: as in the files.
 
     Returns the heads as they were read from ``source``. Raises UserError, also for heads that the
@@ -67,6 +71,7 @@ def convert(
     if config["vocab_size"] is None:
         # No tensor shows it; the file's own statement is passed on.
         config |= {"vocab_size": hf.read_json(path / "config.json").get("vocab_size")}
+    config |= changes or {}
     if norm_output is not None:
         config["norm_output"] = norm_output
     if base_model is not None:
@@ -84,6 +89,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         args: dict[str, Any] = vars(_parser().parse_args(argv))
         args["norm_output"] = {"true": True, "false": False}.get(args["norm_output"])
+        if target := args.pop("probe"):
+            args["changes"] = _probed(target, args["source"], args["kind"])
+        elif not args["destination"]:
+            raise UserError("there is no destination; give one, or --probe=TARGET")
+        if not args["destination"]:
+            return 0
         head = convert(**args)
     except UserError as error:
         print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
@@ -94,10 +105,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _probed(target: str, source: str, kind: str) -> dict[str, Any]:
+    """What the best reading changes; prints all readings. Raises UserError."""
+    codec = codecs.of(kind)
+    path = hf.resolve(source, names=() if codec is None else codec.files)
+    model = hf.load(target)
+    ids = [model.text_tokenizer.encode(text).ids for text in probe.TEXTS]
+    found = probe.probe(model.lm, model.params, kind, path, ids, note=print)
+    print(f"best: {found.best}")
+    return found.best.changes
+
+
 def _parser() -> Parser:
     parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
-    parser.add_argument("destination", help="a new directory, or one of heads, which is replaced")
+    parser.add_argument(
+        "destination", nargs="?", help="a new directory, or one of heads, which is replaced"
+    )
     parser.add_argument("--kind", required=True, choices=head_files.kinds())
     layouts = sorted({name for names in _layouts().values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
@@ -112,6 +136,12 @@ def _parser() -> Parser:
         "--norm_output",
         choices=("true", "false"),
         help="eagle3: whether the normed feature is recycled; default as in the files",
+    )
+    parser.add_argument(
+        "--probe",
+        metavar="TARGET",
+        help="decodes with this target under each reading that the files leave open, prints tau of "
+        "each, and writes the best one if there is a destination",
     )
     parser.add_argument("--base_model", help="the target's name; default as in the files")
     return parser

@@ -94,6 +94,11 @@ class HeadKeys(StoredKeys):
 class NetworkKeys(StoredKeys):
     """A draft network over the target's features: its source, its sizes, the shape of a draft."""
 
+    probe: bool = key(
+        False,
+        "decode some tokens under each reading that the files of ``model`` leave open, and draft "
+        "with the best one",
+    )
     heads: int = key(
         0,
         "attention heads; 0: as in the files, or the target's if new (at another width: width / "

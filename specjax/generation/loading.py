@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
 from specjax.drafters import pairs
+from specjax.drafters.files import probe
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.types import LM, Drafter, ModelParams
@@ -106,7 +108,10 @@ class Model:
             rules.check_pair(drafter, rule)
             params = ModelParams(self.params, drafter.init_params(jax.random.key(0)))
             return Method(drafter.name, drafter, rule, params)
-        choice = MethodChoice(drafter, accept, {})
+        lines: list[str] = []
+        choice = MethodChoice(probe.replaced(self.target, drafter, lines.append), accept, {})
+        if lines:
+            warnings.warn(lines[-1], stacklevel=2)
         return methods.build(
             self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
         )

@@ -17,9 +17,11 @@ from specjax.bench import passes
 from specjax.bench.methods import MethodChoice, Model
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
+from specjax.drafters.files import probe
 from specjax.errors import TooLong, UserError
 from specjax.models import hf, memory
 from specjax.run.settings import Settings
+from specjax.train.display import report
 
 
 def target(settings: Settings) -> hf.Loaded:
@@ -53,7 +55,7 @@ def methods(
     settings: Settings,
     target: hf.Loaded,
     choices: Mapping[str, MethodChoice] | None = None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Callable[[str], None] = report,
 ) -> list[Method]:
     """The methods, in the order of the settings, or of ``choices``. Raises UserError.
 
@@ -67,7 +69,7 @@ def methods(
             method = methods_lib.build(
                 target.lm,
                 target.params,
-                choice,
+                choice._replace(drafter=probe.replaced(target, choice.drafter, note)),
                 label=label,
                 seed=settings.seed,
                 temperatures=settings.temperatures,

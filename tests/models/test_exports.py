@@ -7,6 +7,7 @@ wrongly without an error; experiments/peers/heads.py runs the engine.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,8 @@ from head_file_cases import SHAPES, assert_same, fill
 from safetensors.numpy import load_file, save_file
 
 from specjax import convert_heads
-from specjax.drafters.files import codec, head_files
+from specjax.drafters.files import codec, head_files, probe
+from specjax.errors import UserError
 
 pytestmark = pytest.mark.fast
 
@@ -287,6 +289,52 @@ def test_heads_that_an_engine_cannot_read_are_refused(tmp_path, capsys, engine, 
     out, error = capsys.readouterr()
     assert reason in error and error.count("\n") == 1 and not out
     assert not (tmp_path / "b").exists()
+
+
+def search(taus, options, refused=(), files=True):
+    """The best reading and those that were tried, where ``taus`` has that of some changes.
+
+    ``files``: whether the target allows the reading of the files.
+    """
+    seen = []
+
+    def tried(changes):
+        if not (changes or files) or any(item in refused for item in changes.items()):
+            raise UserError("refused")
+        seen.append(changes)
+        return probe.Reading(changes, taus.get(tuple(sorted(changes.items())), 1.0))
+
+    return probe._search(tried, options).changes, seen
+
+
+def test_the_search_for_a_reading():
+    a, b, c = ("a", True), ("b", True), ("c", True)
+    # A reading of the same tau does not replace that of the files.
+    assert search({(): 2.0, (a,): 2.03}, [a, b])[0] == {}
+    # One key after the other; the first ones again where a later one helped.
+    best, seen = search({(): 1.3, (b,): 1.5, (a, b): 1.9}, [a, b])
+    assert best == {"a": True, "b": True} and seen.count({"b": True}) == 1
+    # Of several values of a key the last best one stands.
+    assert search({(): 1.3, (("a", 1),): 1.5, (("a", 2),): 1.6}, [("a", 1), ("a", 2)])[0] == {
+        "a": 2
+    }
+    # Two that help together only, where nothing else is accepted.
+    assert search({(a, c): 1.8}, [a, b, c])[0] == {"a": True, "c": True}
+    assert search({(): 1.3, (a, c): 1.8}, [a, b, c])[0] == {}
+    # The target may refuse the reading of the files, but not all.
+    assert search({(b,): 1.4}, [a, b], refused=[a], files=False)[0] == {"b": True}
+    with pytest.raises(UserError, match="refused"):
+        search({}, [a], refused=[a], files=False)
+
+
+def test_a_probe_is_of_files_with_open_readings(tmp_path, capsys):
+    write(tmp_path / "a", "medusa")
+    target = str(Path(__file__).parents[2] / "assets" / "target")
+    argv = [str(tmp_path / "a"), "--kind=medusa"]
+    assert convert_heads.main([*argv, f"--probe={target}"]) == 2
+    assert "those that do: block_head, eagle, eagle3, mtp_module" in capsys.readouterr().err
+    assert convert_heads.main(argv) == 2
+    assert "there is no destination" in capsys.readouterr().err
 
 
 def test_files_of_earlier_versions_are_read(tmp_path):

@@ -18,8 +18,8 @@ import pytest
 from marks import by_default
 from safetensors.numpy import load_file, save_file
 
-from specjax import drafters, testing
-from specjax.drafters.files import codec, head_files
+from specjax import decode, drafters, rng, testing
+from specjax.drafters.files import codec, head_files, probe
 from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.sampling import Sampling
@@ -340,6 +340,62 @@ def test_traps_of_mtp_modules(tmp_path, trap):
     trained = mtp(1 if layout == "qwen3" else 2)
     got = read_back(tmp_path / "a", trained, layout, **change)
     assert got < trained.tau - FALL, (got, trained.tau)
+
+
+# The probe --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def greedy_world():
+    """As ``world``, with texts i32[32,24] of which the target chose all but four tokens."""
+    target, params = testing.tiny(layers=3, width=WIDTH, vocab_size=VOCAB, scale=40.0)
+    first = jax.random.randint(jax.random.key(5), (32, 4), 0, VOCAB)
+    state = decode.prefill(
+        *(target, drafters.make("none", target), ModelParams(params)),
+        *(first, jnp.full(32, 4)),
+        rng.row_keys(0, 32),
+        max_len=24,
+    )
+    state = decode.autoregressive(target, ModelParams(params), state, max_steps=20)
+    return target, params, Batch(state.tokens[:, :24])
+
+
+# The network, how its files are made wrong, the reading that mends them.
+WRONG = {
+    "eagle3": (
+        ("eagle3", SHAPE | {"taps": (0, 1)}, {"steps": 2}),
+        {"config": without("specjax", **{IDS_KEY: shift}, norm_before_residual=lambda x: not x)},
+        {"taps": [0, 1], "norm_before_residual": False},
+    ),
+    "mtp_module": (
+        ("mtp_module", SHAPE | {"modules": 2}, {"steps": 2}),
+        {"tensors": columns("eh_proj", WIDTH)},
+        {"hidden_first": True},
+    ),
+    "block_head": (
+        ("block_head", SHAPE | {"block": DEPTH + 1, "taps": (0, 1), "anchor": True}),
+        {"config": without("specjax", sample_from_anchor=lambda _: False)},
+        {"sample_from_anchor": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_probe_finds_the_reading_that_was_trained(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(globals(), "world", greedy_world)
+    made, change, right = WRONG[name]
+    trained = train(*made)
+    target, params, batch = world()
+    prompts = np.asarray(batch.tokens[:, :4]).tolist()
+    keys = {"new_tokens": 19, "tree": f"chain:{DEPTH}"}
+    got = {}
+    for folder, changed in (("right", {}), ("wrong", change)):
+        read_back(tmp_path / folder, trained, **changed)
+        got[folder] = probe.probe(target, params, trained.name, tmp_path / folder, prompts, **keys)
+    assert got["right"].best.changes == {} and got["wrong"].best.changes == right
+    assert got["right"].best.tau == got["wrong"].best.tau > 1.2
+    drafter = drafters.make(trained.name, target, **trained.chain, model=got["wrong"].head)
+    assert tau(drafter.training, drafter.init_params(None)) == pytest.approx(trained.tau)
 
 
 # Drafters of one pass ---------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -95,6 +94,11 @@ def read(name: str, target: LM, keys: AnyKeys, features: bool = True) -> tuple[G
     of files with a key that has two meanings, with the one that was taken.
     """
     own = ends(name, target)
+    if getattr(keys, "probe", False):
+        raise UserError(
+            f"{name} has probe, which is tried where text is decoded; leave it out, or give the "
+            "heads of files.probe as model"
+        )
     if keys.model:
         params, config = _from_files(name, target, keys.model, keys, features)
     else:
@@ -129,7 +133,7 @@ def _from_params(name: str, target: LM, keys: StoredKeys, features: bool) -> Par
 def _from_files(
     name: str,
     target: LM,
-    model: str | os.PathLike,
+    model: Any,
     keys: StoredKeys,
     features: bool,
 ) -> tuple[Params, dict[str, Any]]:
@@ -139,7 +143,8 @@ def _from_files(
     from specjax.drafters.files import head_files
 
     codec = codecs.of(name)
-    head = head_files.read(model, name, dtype=keys.dtype)
+    in_memory = isinstance(model, head_files.Head)
+    head: Any = model if in_memory else head_files.read(model, name, dtype=keys.dtype)
     solution = "use heads that were trained for this target"
     for key, what, own in (
         ("hidden_size", "features of width", target.width if features else None),
@@ -157,7 +162,7 @@ def _from_files(
     if vocabulary and target.vocabulary and vocabulary != target.vocabulary:
         raise UserError(f"{head.directory} was trained for a target with other tokens; {solution}")
     for key, note in head.config.get("read_as", {}).items():
-        if codec is not None and note in codec.doubts:
+        if codec is not None and note in codec.doubts and not in_memory:
             # The text does not depend on it, but a wrong reading makes drafts worse.
             warnings.warn(f"{head.directory}: {key}: {note}", stacklevel=2)
     return head.params, head.config

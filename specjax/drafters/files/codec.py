@@ -252,6 +252,11 @@ class Codec:
     # Program that drafts -> the layout that it reads.
     engines: ClassVar[Mapping[str, str]] = {}
 
+    # Keys of ``Head.config`` that no tensor shows -> their values, for ``files.probe``. Of the key
+    # ``numbered``, a list of layers, the neighbours are tried.
+    open: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    numbered: ClassVar[str] = ""
+
     # Notes in ``config["read_as"]`` on keys that may mean something else: they are worth a warning.
     doubts: ClassVar[tuple[str, ...]] = ()
 

@@ -133,6 +133,12 @@ class BlockFiles(Codec):
     }
     tables: ClassVar = {"": _rules()}
     maps = draft_vocabulary.TENSORS
+    open: ClassVar = {
+        IDS: (),
+        "rope_theta": (10000.0,),
+        **dict.fromkeys(("sample_from_anchor", "causal_head", "causal_sliding"), (False, True)),
+    }
+    numbered = IDS
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         return {

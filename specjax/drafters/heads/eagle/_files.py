@@ -356,6 +356,7 @@ class Eagle(Codec):
     alike = ("eagle", "eagle3")
     layouts: ClassVar[tuple[str, ...]] = ("eagle", "sglang")
     engines: ClassVar[Mapping[str, str]] = {"vllm": "eagle", "sglang": "sglang"}
+    open: ClassVar[Mapping[str, tuple[Any, ...]]] = {"rope_theta": (10000.0,)}
     tables: ClassVar[Mapping[str, Rules]] = {
         "eagle": (
             *linear("fc", "fc", "2D D", "fc_bias"),
@@ -423,6 +424,12 @@ class Eagle3(Eagle):
     }
     maps = draft_vocabulary.TENSORS
     doubts = (AMBIGUOUS,)
+    open: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **Eagle.open,
+        "taps": (),
+        **dict.fromkeys(("norm_output", "norm_before_residual"), (False, True)),
+    }
+    numbered = "taps"
 
     def check(self, params: Any, sizes: Sizes) -> None:
         sizes = {**sizes, "E": sizes["D"]}

@@ -139,7 +139,7 @@ def _drafts(
     ``features`` [B,T,D] are those that step 0 reads. The state is the output of the newest step,
     and the keys and values of all.
     """
-    columns = Bound(_logits, network, text(batch, places and places[0]), params)
+    columns = Bound(_logits, network, text(batch, None if places is None else places[0]), params)
     return Drafts(batch, out.logits, columns, (features, ()), places, network.ids)
 
 

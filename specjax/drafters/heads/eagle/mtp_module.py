@@ -282,6 +282,7 @@ class ModuleFiles(Codec):
     files = ("model.safetensors", "pytorch_model.bin")
     layouts = tuple(NAMES)
     engines: ClassVar = {"vllm": "mimo"}
+    open: ClassVar = SWITCHES | {"hidden_first": (False, True), "rope_theta": (10000.0,)}
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         norm = ("modules", "0", "layers", "0", "attention", "q_norm", "scale") in leaves
