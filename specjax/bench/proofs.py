@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
@@ -95,7 +94,7 @@ def read(path: str | Path) -> Proof:
     """The proof in a file that ``write`` made. Raises UserError if it is none."""
     path = buckets.local(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = files.parsed(path.read_text(encoding="utf-8"))
         if value["schema"] != SCHEMA:
             raise ValueError
         proof = Proof(**{field: value[field] for field in Proof._fields})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import files
 from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
@@ -118,7 +118,7 @@ def device() -> str:
 def read(path: str | os.PathLike) -> Profile:
     """The profile in a file. Raises UserError for a file that is missing or is no profile."""
     try:
-        value = json.loads(buckets.local(path).read_text())
+        value = files.parsed(buckets.local(path).read_text())
     except FileNotFoundError:
         raise UserError(f"there is no cost profile {path}; {MAKE}") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:

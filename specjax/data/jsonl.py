@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax import files
 from specjax.errors import UserError
 
 # Suffix of a compressed file -> the name of its format, and how it is decompressed.
@@ -92,7 +93,7 @@ def lines(text: str) -> list[tuple[int, str]]:
 def parse(line: str) -> dict[str, Any] | None:
     """The JSON object on a line, or None if the line is anything else."""
     try:
-        value = json.loads(line)
+        value = files.parsed(line)
         # Fails for half a surrogate pair, which could not be written as UTF-8.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):

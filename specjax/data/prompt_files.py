@@ -19,11 +19,11 @@ The keys of the first line give the kind. Every file may be compressed (``.gz`` 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax import files
 from specjax.data import chat, jsonl
 from specjax.errors import UserError
 
@@ -193,8 +193,8 @@ def _is_one_value(text: str, first: str, objects: bool) -> bool:
     if first[0] not in "[{":
         return False
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = files.parsed(text)
+    except ValueError:
         return objects and first in ("[", "{")
     return (
         objects

@@ -81,10 +81,18 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def parsed(text: str) -> Any:
+    """The JSON value of a user's text. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in a file of a run's workdir. Raises UserError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(
             f"{path} is missing or damaged; remove the workdir and run the command again"
@@ -99,7 +107,7 @@ def read_manifest(path: Path, name: str, schema: int, build: str) -> dict:
     """
     what = name.replace("_", " ")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parsed(path.read_text(encoding="utf-8"))
         ours, version = manifest["format"] == f"specjax {name}", manifest["schema"]
     except OSError:
         raise UserError(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import accept as rules
-from specjax import control, drafters, registry
+from specjax import control, drafters, files, registry
 from specjax.bench import measuring, passes, profile
 from specjax.bench.metrics import WORTH
 from specjax.bench.passes import Method
@@ -386,5 +386,5 @@ def _lasting(key: str, value: Any) -> Any:
 def _read(file: Path) -> list[Choice]:
     """The choices in a file; none if it is missing, or of another version."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return [Choice(**each) for each in json.loads(file.read_text(encoding="utf-8"))]
+        return [Choice(**each) for each in files.parsed(file.read_text(encoding="utf-8"))]
     return []

@@ -6,11 +6,11 @@ A setting that the decoder does not support raises a UserError that names the ke
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specjax import files
 from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.models import rope_config, t5_config
@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict:
     Raises UserError if the file is missing or holds no JSON object, and OSError.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = files.parsed(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return value

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import files
 from specjax.data import jsonl
 from specjax.errors import UserError
 
@@ -49,8 +50,8 @@ def read_results(path: Path) -> dict:
     where = f"results {path}"
     text = jsonl.read(path, where)
     try:
-        results = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        results = files.parsed(text)
+    except ValueError as error:
         has_place = isinstance(error, json.JSONDecodeError)
         why = f" (line {error.lineno}: {error.msg})" if has_place else ""
         raise UserError(f"{where} is not JSON{why}; {GIVE_RESULTS}") from None

@@ -18,6 +18,7 @@ and exit status 2, and nothing is written.
 from __future__ import annotations
 
 import importlib.util
+import io
 import shlex
 import sys
 import threading
@@ -186,6 +187,9 @@ def _read_flags(
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
     argv = sys.argv if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a console without UTF-8 gets "?"
+            stream.reconfigure(errors="replace")
     logging.set_verbosity(logging.WARNING)  # JAX logs every accelerator that it does not find
     try:
         if _shows(argv):

@@ -74,7 +74,7 @@ def run(config: Config, workdir: Path, command: str | None = None) -> None:
             workdirs.show_finished(workdir)
             return
     # From now on others see that the run has begun.
-    with workdirs.made(workdir):
+    with workdirs.made(workdir), workdirs.locked(workdir):
         _run(config, workdir, command, settings, stages, skipped)
 
 

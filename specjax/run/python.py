@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from specjax import files
 from specjax.bench import methods as methods_lib
 from specjax.bench import proofs, provenance, results
 from specjax.bench.methods import Given, Text
@@ -116,7 +117,7 @@ def _measured(
         about = provenance.target(model.params, name=name, directory=model.directory)
         path = cells.write(settings, workdir, measured, about, console)
         cells.check_lossless(measured.rows)
-        return json.loads(path.read_text(encoding="utf-8"))
+        return files.parsed(path.read_text(encoding="utf-8"))
 
 
 def _settings(sampling: dict[str, Any], grid: GridKeys, keys: dict[str, Any]) -> Settings:

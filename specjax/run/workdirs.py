@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.text import Text
 
-from specjax import sharding
+from specjax import files, sharding
 from specjax.bench import results
 from specjax.data import progress, recordings
 from specjax.data.prompts import Prompt
@@ -19,6 +21,13 @@ from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.report import terminal
 from specjax.run.settings import Settings, lasting
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+LOCK = ".lock"  # a run that was killed leaves it, without its lock
 
 
 @contextlib.contextmanager
@@ -66,6 +75,47 @@ def made(workdir: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """No other run writes into the workdir meanwhile, of several processes by the first one.
+
+    The lock is the operating system's: it ends with the process, however that ends. Its file has
+    the process and its machine. Raises UserError.
+    """
+    path = workdir / LOCK
+    file = _locked(path) if sharding.is_first() else None
+    try:
+        yield
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)
+            file.close()
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The open file that has the lock; None where the system or the disk has no locks."""
+    if fcntl is None:
+        return None
+    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        who = file.read().strip() or "another process"
+        file.close()
+        raise UserError(
+            f"{path.parent} is in use by {who}; wait for its end, or choose another --workdir"
+        ) from None
+    except OSError:
+        file.close()
+        path.unlink(missing_ok=True)
+        return None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    return file
+
+
 def _make(workdir: Path) -> list[Path]:
     """Makes a folder; returns those that did not exist. Raises UserError, and then makes none."""
     made: list[Path] = []
@@ -89,7 +139,7 @@ def _make(workdir: Path) -> list[Path]:
 def stored(workdir: Path, name: str = "results.json") -> dict[str, Any] | None:
     """The object in a file of a workdir; None if there is none that can be read."""
     try:
-        value = json.loads((workdir / name).read_text(encoding="utf-8"))
+        value = files.parsed((workdir / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specjax import files
 from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.files import buckets
@@ -208,7 +209,7 @@ def _load(path: Path) -> Topology:
     """The tree in a file. Raises UserError that names it."""
     right = 'it must hold {"parents": [-1, ...]}'
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.parsed(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("parents"), list):
             raise UserError(f'no list "parents"; {right}')
         return check(content["parents"])
@@ -216,7 +217,7 @@ def _load(path: Path) -> Topology:
         wrong = f"{error.strerror or error}; give a file that can be read"
     except UserError as error:
         wrong = str(error)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
+    except ValueError:  # not UTF-8, not JSON, or nested too deeply
         wrong = f"not JSON; {right}"
     raise UserError(f"tree file {path}: {wrong}")
 

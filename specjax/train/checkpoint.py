@@ -81,6 +81,7 @@ class Checkpoints:
             raise UserError(
                 f"{self.directory} cannot hold checkpoints ({reason_of(error)})"
             ) from None
+        self._strays: set[Path] = set()  # files that are no part of a checkpoint, reported
         self._late = False  # whether a save was waited for ``SAVING`` seconds
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
@@ -280,8 +281,13 @@ class Checkpoints:
     def _whole(self, step: int) -> bool:
         folder = self.directory / str(step)
         try:
-            return json.loads((folder / CHECKSUMS).read_text()) == checksums(folder)
-        except (OSError, ValueError):
+            stored, found = json.loads((folder / CHECKSUMS).read_text()), checksums(folder)
+            strays = {folder / name for name in found.keys() - stored.keys()} - self._strays
+            for path in sorted(strays):
+                self._report(f"{path} is not of this checkpoint and is ignored")
+            self._strays |= strays
+            return all(found.get(name) == value for name, value in stored.items())
+        except (OSError, ValueError, AttributeError):
             return False
 
 

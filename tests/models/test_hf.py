@@ -192,6 +192,10 @@ BROKEN = {
         lambda d: (d / "config.json").write_text("[]"),
         r"config.json is not valid JSON \(",
     ),
+    "config nested deeply": (
+        lambda d: (d / "config.json").write_text('{"a": ' * 10**5 + "1" + "}" * 10**5),
+        r"config.json is not valid JSON \(it is nested too deeply\)",
+    ),
     "a run": (
         lambda d: (d / "config.json").write_text('{"mode": "bench"}'),
         "not the configuration of a model .* give a model directory",

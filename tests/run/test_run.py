@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -13,10 +15,10 @@ import pytest
 from commandline import BENCH, GENERATE, ROOT, save
 from marks import by_default
 
-from specjax import declare, drafters
+from specjax import declare, drafters, run
 from specjax.bench.methods import MethodChoice
 from specjax.errors import UserError
-from specjax.run import settings
+from specjax.run import settings, workdirs
 from specjax.train import settings as training
 from specjax.train.recipes import checks
 
@@ -346,6 +348,32 @@ def test_text_is_printed_as_it_is(cli, target, text):
         "--config.max_new_tokens=2",
     )
     assert (status, err) == (0, "") and out.startswith(text)
+
+
+def test_a_console_without_utf8_gets_replacements(target, tmp_path, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    argv = [GENERATE, f"--config.target={target}", "--config.prompt=é", "--config.max_new_tokens=2"]
+    assert run.main(["specjax", *argv, f"--workdir={tmp_path / 'out'}"]) == 0
+    sys.stdout.flush()
+    assert raw.getvalue().startswith(b"?")
+    assert (tmp_path / "out" / "results.json").exists()
+
+
+def test_a_workdir_of_another_run_is_one_line(cli, target, tmp_path):
+    """Until that run ends, also by a kill, which leaves the file of the lock."""
+    tokens = "--config.max_new_tokens=4"
+    common = (GENERATE, f"--config.target={target}", "--config.prompt=x", tokens)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with workdirs.locked(folder):
+        status, out, err, _ = cli(*common, workdir=folder)
+        assert status == 2 and not out and err.count("\n") == 1
+        assert f"{folder} is in use by process {os.getpid()} on " in err
+    assert list(folder.iterdir()) == []
+    (folder / workdirs.LOCK).write_text("process 1 on another machine\n")
+    assert cli(*common, workdir=folder)[0] == 0
+    assert not (folder / workdirs.LOCK).exists() and (folder / "results.json").exists()
 
 
 def test_a_training_run_is_not_overwritten(cli, target, tmp_path):

@@ -93,6 +93,23 @@ def test_a_damaged_checkpoint_falls_back(tmp_path, how):
 
 
 @fast
+def test_files_that_are_not_of_a_checkpoint_are_ignored(tmp_path):
+    """Such as an editor's backup or a file of the desktop; each is named once."""
+    with checkpoint.Checkpoints(tmp_path, {}) as first:
+        first.save(4, _at(4))
+    for name in (".DS_Store", "4/.DS_Store", "4/config/metadata~", "notes"):
+        (tmp_path / name).write_text("x")
+    messages: list[str] = []
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append) as second:
+        step, restored = second.restore(_at(0))
+        assert step == 4 and equal(restored, _at(4))
+        named = [text.split(" is ")[0] for text in messages]
+        assert named == [str(tmp_path / "4" / x) for x in (".DS_Store", "config/metadata~")]
+        second.save(8, _at(8))
+        assert second.restore(_at(0))[0] == 8
+
+
+@fast
 def test_a_first_save_that_was_killed_is_removed(tmp_path):
     """Killed between Orbax's rename and the checksums: the run starts from the beginning."""
     with checkpoint.Checkpoints(tmp_path, {}) as first:
