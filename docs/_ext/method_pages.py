@@ -35,6 +35,7 @@ def parts() -> dict[str, str]:
     parts["rules_table"] = rules_table()
     parts["definitions"] = definitions()
     parts["drafters_with_files"] = drafters_with_files()
+    parts["released_heads"] = released_heads()
     return parts
 
 
@@ -196,6 +197,16 @@ def drafters_with_files() -> str:
     """The drafters whose parameters are stored under names of their own."""
     links = [f"[`{name}`](#drafter-{name})" for name in sorted(head_files.kinds())]
     return f"Drafters with files of their own: {', '.join(links)}."
+
+
+def released_heads() -> str:
+    """The heads and draft models on the Hub that specjax knows, by target."""
+    lines = ["| target | drafter | on the Hub |", "|---|---|---|"]
+    every = {name: getattr(drafters.load(name), "RELEASED", {}) for name in drafters.names()}
+    for target in sorted({target for own in every.values() for target in own}, key=str.lower):
+        for name, head in drafters.released(target).items():
+            lines.append(f"| {target} | {link(name)} | `{head}` |")
+    return "\n".join(lines)
 
 
 def definitions() -> str:

@@ -120,6 +120,7 @@ def test_released_heads():
     assert found == {
         "block_head": "z-lab/Qwen3-8B-DFlash-b16",
         "eagle3": "RedHatAI/Qwen3-8B-speculator.eagle3",
+        "pard": "amd/PARD-Qwen3-0.6B",
     }
     assert drafters.released("no such target") == {}
     for name in drafters.names():

@@ -73,6 +73,7 @@ REFERENCE = (
 
 # Name of a target -> a head for it on the Hub.
 RELEASED = {
+    "Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
     "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
 }
 

@@ -47,7 +47,10 @@ REFERENCE = ("li2025eagle3", "li2024eagle2", "hui2026peagle")
 RELEASED = {
     "vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
     "Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+    "Qwen3-4B": "AngelSlim/Qwen3-4B_eagle3",
     "Qwen3-8B": "RedHatAI/Qwen3-8B-speculator.eagle3",
+    "Qwen3-32B": "RedHatAI/Qwen3-32B-speculator.eagle3",
 }
 
 NAME = "eagle3"
