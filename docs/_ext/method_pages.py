@@ -205,7 +205,7 @@ def released_heads() -> str:
     every = {name: getattr(drafters.load(name), "RELEASED", {}) for name in drafters.names()}
     for target in sorted({target for own in every.values() for target in own}, key=str.lower):
         for name, head in drafters.released(target).items():
-            lines.append(f"| {target} | {link(name)} | `{head}` |")
+            lines.append(f"| {target} | [`{name}`](#drafter-{name}) | `{head}` |")
     return "\n".join(lines)
 
 
