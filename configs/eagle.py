@@ -31,5 +31,5 @@ def get_config(method: str = "eagle") -> ConfigDict:
 
 def network(name: str, **loss: float) -> ConfigDict:
     """A network that predicts features; ``loss`` has keys of its loss."""
-    usual = {"steps": 1, "decay": 1.0, "divergence": "forward_kl"}
+    usual = {"steps": 1, "decay": 1.0, "divergence": "forward_kl", "places": 0}
     return training("heads", drafter=trained(name), loss=usual | loss, train={"steps": 600})

@@ -17,6 +17,7 @@ from specjax.run.settings import trained, training
 def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     """The configuration of the heads ``name``; ``joint`` trains the target too (a new target)."""
     loss = {"ce": 1.0, "teacher": 0.0, "divergence": "forward_kl", "decay": 1.0, "pace": None}
+    loss["places"] = 0
     if name in ("medusa", "bpd"):
         loss["slots"] = "all"
     config = training(

@@ -53,19 +53,7 @@ def convert(
     Returns the heads as they were read from ``source``. Raises UserError, also for heads that the
     engine cannot compute.
     """
-    codec = codecs.of(kind)
-    if layout and engine:
-        raise UserError(f"{engine} decides the layout; leave out layout, or the engine")
-    if codec is None or not (codec.layouts or engine):
-        raise UserError(
-            f"heads of kind {kind!r} have one layout; kinds with a choice of layouts are "
-            f"{', '.join(_layouts())}"
-        )
-    if norm_output is not None and kind != "eagle3":
-        raise UserError(f"norm_output is for eagle3, and these are {kind} heads; leave it out")
-    path = hf.resolve(source, names=codec.files)
-    if Path(destination).expanduser().resolve() == path.resolve():
-        raise UserError(f"{path} is both source and destination; name another destination")
+    codec, path = _checked(source, destination, kind, layout, engine, norm_output)
     head = head_files.read(path, kind, dtype=_stored_dtype(path, codec))
     config = dict(head.config)
     if config["vocab_size"] is None:
@@ -84,15 +72,49 @@ def convert(
     return head
 
 
+def _checked(
+    source: str | os.PathLike,
+    destination: str | os.PathLike,
+    kind: str,
+    layout: str,
+    engine: str,
+    norm_output: bool | None,
+) -> tuple[Codec, Path]:
+    """The codec, and where the source is. Raises UserError for what ``convert`` cannot do."""
+    codec = codecs.of(kind)
+    if layout and engine:
+        raise UserError(f"{engine} decides the layout; leave out layout, or the engine")
+    if codec is None or not (codec.layouts or engine):
+        raise UserError(
+            f"heads of kind {kind!r} have one layout; kinds with a choice of layouts are "
+            f"{', '.join(_layouts())}"
+        )
+    if norm_output is not None and kind != "eagle3":
+        raise UserError(f"norm_output is for eagle3, and these are {kind} heads; leave it out")
+    path = hf.resolve(source, names=codec.files)
+    if Path(destination).expanduser().resolve() == path.resolve():
+        raise UserError(f"{path} is both source and destination; name another destination")
+    codec.check_layout(layout)
+    return codec, path
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command line ``argv`` (without the program's name); returns the exit status."""
     try:
         args: dict[str, Any] = vars(_parser().parse_args(argv))
         args["norm_output"] = {"true": True, "false": False}.get(args["norm_output"])
-        if target := args.pop("probe"):
-            args["changes"] = _probed(target, args["source"], args["kind"])
-        elif not args["destination"]:
+        target = args.pop("probe")
+        if args["destination"]:
+            own = ("source", "destination", "kind", "layout", "engine", "norm_output")
+            _checked(**{name: args[name] for name in own})
+        elif not target:
             raise UserError("there is no destination; give one, or --probe=TARGET")
+        else:
+            for name in ("layout", "engine", "norm_output", "base_model"):
+                if args[name] not in ("", None):
+                    raise UserError(f"{name} is for writing; give a destination, or leave it out")
+        if target:
+            args["changes"] = _probed(target, args["source"], args["kind"])
         if not args["destination"]:
             return 0
         head = convert(**args)
@@ -110,7 +132,7 @@ def _probed(target: str, source: str, kind: str) -> dict[str, Any]:
     codec = codecs.of(kind)
     path = hf.resolve(source, names=() if codec is None else codec.files)
     model = hf.load(target)
-    ids = [model.text_tokenizer.encode(text).ids for text in probe.TEXTS]
+    ids = probe.prompts_of(model)
     found = probe.probe(model.lm, model.params, kind, path, ids, note=print)
     print(f"best: {found.best}")
     return found.best.changes

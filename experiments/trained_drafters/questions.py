@@ -188,7 +188,7 @@ def conversation(turns: list) -> str:
     """The turns of a dialogue as a text."""
     pairs = [(t["speaker"], t["utterance"]) if isinstance(t, dict) else t for t in turns]
     names = {"U": "User", "S": "Assistant"}
-    return "\n".join(f"{names[speaker[0]]}: {text}" for speaker, text in pairs)
+    return "\n".join(f"{names.get(speaker[:1], speaker)}: {text}" for speaker, text in pairs)
 
 
 def templates(

@@ -100,7 +100,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
-        console.print(Text(f"a trained head exists for this target: {name}, {head}"))
+        console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
     cells.check_lossless(measured.rows)
     if settings.keep:
         texts = [each.text for each in _kept(settings, target, measured, workdir)]

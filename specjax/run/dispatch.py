@@ -238,7 +238,9 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
     target = _target(settings, results)
     model = target.lm if isinstance(target, hf.Loaded) else target
     for choice in settings.methods.values():
-        keys = _with_stand_ins(choice.drafter, results, model.vocab_size)
+        # Files are probed where the method is built.
+        drafter = {key: value for key, value in choice.drafter.items() if key != "probe"}
+        keys = _with_stand_ins(drafter, results, model.vocab_size)
         # A model that exists fits the trained target or not: nothing is known before.
         known = isinstance(target, hf.Loaded) or not _names_files(keys)
         if keys is not None and known:

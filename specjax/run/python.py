@@ -109,7 +109,7 @@ def _measured(
     ]
     console = terminal.console() if show else Console(quiet=True)
     results.check_no_training(workdir)
-    with workdirs.made(workdir):
+    with workdirs.made(workdir), workdirs.locked(workdir):
         grid = cells.grid(settings, model, built, chosen)
         cells.note_proofs(console, proven, built)
         measured = cells.measure(grid, settings, progress.Progress(), console, proven)

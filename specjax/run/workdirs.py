@@ -41,14 +41,15 @@ def opened(name: str | Path) -> Iterator[Path]:
         yield Path(name).expanduser()
         return
     folder = buckets.copy_of(address := str(name))
-    with sharding.first_alone():
-        if sharding.is_first():
-            buckets.begin(address)
-    try:
-        yield folder
-    finally:
-        if sharding.is_first() and buckets.end(folder) is not None:
-            terminal.console().print(Text(f"sent to {address}", "dim"))
+    with locked(folder.parent, address):
+        with sharding.first_alone():
+            if sharding.is_first():
+                buckets.begin(address)
+        try:
+            yield folder
+        finally:
+            if sharding.is_first() and buckets.end(folder) is not None:
+                terminal.console().print(Text(f"sent to {address}", "dim"))
 
 
 def check(workdir: Path) -> None:
@@ -76,14 +77,24 @@ def made(workdir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
-    """No other run writes into the workdir meanwhile, of several processes by the first one.
+def locked(workdir: Path, name: str = "") -> Iterator[None]:
+    """No other run of this machine writes into the workdir meanwhile.
 
-    The lock is the operating system's: it ends with the process, however that ends. Its file has
-    the process and its machine. Raises UserError.
+    Of several processes the first one has the lock. It is the operating system's: it ends with the
+    process, however that ends. Its file has the process and the machine. ``name`` is that of the
+    workdir in the message. Raises UserError.
     """
-    path = workdir / LOCK
-    file = _locked(path) if sharding.is_first() else None
+    path, file, problem = workdir / LOCK, None, None
+    if sharding.is_first():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = _locked(path, name or str(workdir))
+        except UserError as error:
+            problem = str(error)
+        except OSError:  # what writes there reports it
+            pass
+    if (message := sharding.first_error(problem)) is not None:
+        raise UserError(message)
     try:
         yield
     finally:
@@ -92,7 +103,7 @@ def locked(workdir: Path) -> Iterator[None]:
             file.close()
 
 
-def _locked(path: Path) -> IO[str] | None:
+def _locked(path: Path, name: str) -> IO[str] | None:
     """The open file that has the lock; None where the system or the disk has no locks."""
     if fcntl is None:
         return None
@@ -104,12 +115,15 @@ def _locked(path: Path) -> IO[str] | None:
         who = file.read().strip() or "another process"
         file.close()
         raise UserError(
-            f"{path.parent} is in use by {who}; wait for its end, or choose another --workdir"
+            f"{name} is in use by {who}; wait for its end, or choose another --workdir"
         ) from None
     except OSError:
         file.close()
         path.unlink(missing_ok=True)
         return None
+    if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        file.close()  # its owner has removed it between the two calls
+        return _locked(path, name)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()

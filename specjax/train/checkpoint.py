@@ -281,12 +281,12 @@ class Checkpoints:
     def _whole(self, step: int) -> bool:
         folder = self.directory / str(step)
         try:
-            stored, found = json.loads((folder / CHECKSUMS).read_text()), checksums(folder)
+            stored, found = files.parsed((folder / CHECKSUMS).read_text()), checksums(folder)
             strays = {folder / name for name in found.keys() - stored.keys()} - self._strays
             for path in sorted(strays):
                 self._report(f"{path} is not of this checkpoint and is ignored")
             self._strays |= strays
-            return all(found.get(name) == value for name, value in stored.items())
+            return bool(stored) and all(found.get(name) == value for name, value in stored.items())
         except (OSError, ValueError, AttributeError):
             return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import io
 import json
@@ -9,16 +10,21 @@ import os
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from commandline import BENCH, GENERATE, ROOT, save
 from marks import by_default
 
-from specjax import declare, drafters, run
+from specjax import convert_heads, declare, drafters, run
 from specjax.bench.methods import MethodChoice
+from specjax.drafters.files import head_files, probe
 from specjax.errors import UserError
+from specjax.generation import load
+from specjax.models import hf, lm
 from specjax.run import settings, workdirs
+from specjax.testing import models
 from specjax.train import settings as training
 from specjax.train.recipes import checks
 
@@ -350,6 +356,41 @@ def test_text_is_printed_as_it_is(cli, target, text):
     assert (status, err) == (0, "") and out.startswith(text)
 
 
+def test_the_best_reading_of_heads_is_taken(cli, target, tmp_path, monkeypatch, capsys):
+    """By load, by mode generate, and by convert_heads, which writes it; it is found once."""
+    tokenizer = hf.load(target).tokenizer
+    config = models.tiny_config("llama", tokenizer.get_vocab_size(), layers=4)
+    params = lm.init_params(config, jax.random.key(0))
+    hf.save(tmp_path / "deep", config, params, tokenizer)
+    made = drafters.make("eagle3", lm.from_config(config), taps=(1, 2), gamma=2).training
+    facts = dict(made.facts) | {"vocab_size": config.vocab_size, "rope_theta": 500.0}
+    heads = made.start(params, jax.random.key(0))
+    head_files.write(tmp_path / "heads", "eagle3", heads, facts, layout="eagle3")
+    seen = []
+
+    def tau(target, params, drafter, *_):
+        network = drafter.training.loss.args[0]
+        seen.append((drafter.taps, network.shape.config.rope_theta))
+        return 1 + (drafter.taps == (2, 3)) + (network.shape.config.rope_theta == config.rope_theta)
+
+    monkeypatch.setattr(probe, "_tau", tau)
+    keys = {"name": "eagle3", "model": str(tmp_path / "heads"), "gamma": 2}
+    with pytest.warns(UserWarning, match=r"is read with tau 3.00, .*taps=\[2, 3\]"):
+        method = load(tmp_path / "deep").method(keys | {"probe": True})
+    assert method.drafter.taps == (2, 3) and ((0, 1), config.rope_theta) in seen
+    flags = [f"--config.drafter.{key}={value}" for key, value in keys.items()]
+    common = (GENERATE, f"--config.target={tmp_path / 'deep'}", "--config.prompt=x", *flags)
+    count = len(seen)
+    probed = "--config.drafter.probe=True"
+    assert cli(*common, probed, "--config.max_new_tokens=4")[0] == 0 and len(seen) == count
+    argv = [str(tmp_path / "heads"), str(tmp_path / "best"), "--kind=eagle3"]
+    assert convert_heads.main([*argv, f"--probe={tmp_path / 'deep'}"]) == 0
+    written = head_files.read(tmp_path / "best", "eagle3").config
+    assert written["taps"] == [2, 3] and written["rope_theta"] == config.rope_theta
+    assert convert_heads.main([argv[0], *argv[2:], "--for=vllm", "--probe=x"]) == 2
+    assert "engine is for writing" in capsys.readouterr().err
+
+
 def test_a_console_without_utf8_gets_replacements(target, tmp_path, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
@@ -374,6 +415,23 @@ def test_a_workdir_of_another_run_is_one_line(cli, target, tmp_path):
     (folder / workdirs.LOCK).write_text("process 1 on another machine\n")
     assert cli(*common, workdir=folder)[0] == 0
     assert not (folder / workdirs.LOCK).exists() and (folder / "results.json").exists()
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    path, flock, calls = tmp_path / workdirs.LOCK, fcntl.flock, []
+
+    def late(file, how):
+        calls.append(how)
+        if len(calls) == 1:
+            path.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(workdirs.fcntl, "flock", late)
+    with workdirs.locked(tmp_path):
+        assert len(calls) == 2 and path.exists()
+        with pytest.raises(UserError, match="is in use by process"), workdirs.locked(tmp_path):
+            pass
+    assert not path.exists()
 
 
 def test_a_training_run_is_not_overwritten(cli, target, tmp_path):

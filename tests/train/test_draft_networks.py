@@ -153,8 +153,8 @@ def test_wrong_keys_are_one_line(target_run, text_file, tmp_path):
     refused("a draft of 40 tokens looks beyond config.train.length 32", drafter__gamma=40)
     config = config_of("eagle", target_run[0], text_file)
     with config.unlocked():
-        config.loss.places = 1
-    with pytest.raises(UserError, match="config.loss.places is not a key of the loss of eagle"):
+        config.loss.slots = "one"
+    with pytest.raises(UserError, match="config.loss.slots is not a key of the loss of eagle"):
         recipes.run(config, tmp_path / "none")
 
 

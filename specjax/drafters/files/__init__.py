@@ -96,8 +96,8 @@ def read(name: str, target: LM, keys: AnyKeys, features: bool = True) -> tuple[G
     own = ends(name, target)
     if getattr(keys, "probe", False):
         raise UserError(
-            f"{name} has probe, which is tried where text is decoded; leave it out, or give the "
-            "heads of files.probe as model"
+            f"{name} has probe, which is for modes generate, chat, bench and online, and load(); "
+            "leave it out, or give a directory that convert_heads --probe has written"
         )
     if keys.model:
         params, config = _from_files(name, target, keys.model, keys, features)

@@ -7,6 +7,7 @@ place predicts first, the rotary base. A wrong reading leaves the text as it is 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ from specjax.drafters.files.codec import Codec
 from specjax.drafters.files.head_files import Head
 from specjax.errors import UserError
 from specjax.models import hf
-from specjax.types import LM, ModelParams, Params
+from specjax.prompt import of_text
+from specjax.types import LM, Drafter, ModelParams, Params
 
 NEW_TOKENS = 64
 # What a caller with a tokenizer may give as prompts.
@@ -47,8 +49,7 @@ class Reading(NamedTuple):
     tau: float  # tokens per round
 
     def __str__(self) -> str:
-        changed = ", ".join(f"{key}={value}" for key, value in self.changes.items())
-        return f"tau {self.tau:.2f}, {changed or 'as in the files'}"
+        return f"tau {self.tau:.2f}, {_spelled(self.changes)}"
 
 
 class Probed(NamedTuple):
@@ -75,7 +76,7 @@ def probe(
 
     One key after the other is changed, as long as tau grows. If the best tau is still below
     ``LOW``, all pairs of changes are tried too. ``Probed.head`` can be the key ``model`` of the
-    drafter. A reading that the target does not allow is left out.
+    drafter.
 
     Args:
         target, target_params: the model that the heads are made for.
@@ -84,11 +85,12 @@ def probe(
         prompts: token ids; all are decoded as one batch.
         new_tokens: tokens after each prompt.
         temperature: of the text.
-        note: gets a line about each reading.
+        note: gets a line about each reading, also about one that the target does not allow.
         **keys: further keys of the drafter.
 
     Raises:
         UserError: heads that cannot be read, or of another target.
+        NonFiniteLogits: of the target.
     """
     whole("new_tokens", new_tokens, 1)
     codec = codecs.of(name)
@@ -98,18 +100,29 @@ def probe(
         )
     head = head_files.read(model, name, dtype=keys.pop("dtype", None))
     found: dict[str, Reading] = {}
+    refused: dict[str, UserError] = {}
+
+    def made(changes: dict[str, Any]) -> Drafter:
+        changed = head._replace(config=head.config | changes)
+        return drafters.make(name, target, **keys, model=changed)
 
     def tried(changes: dict[str, Any]) -> Reading:
         own = str(sorted(changes.items()))
+        if own in refused:
+            raise refused[own]
         if own not in found:
-            changed = head._replace(config=head.config | changes)
-            drafter = drafters.make(name, target, **keys, model=changed)
             settings = new_tokens, temperature
-            found[own] = Reading(changes, _tau(target, target_params, drafter, prompts, *settings))
+            try:
+                tau = _tau(target, target_params, made(changes), prompts, *settings)
+            except UserError as error:
+                refused[own] = error
+                note(f"{_spelled(changes)}: {error}")
+                raise
+            found[own] = Reading(changes, tau)
             note(str(found[own]))
         return found[own]
 
-    best = _search(tried, list(_options(codec, head.config, target)))
+    best = _search(tried, list(_options(codec, head.config, target, made)))
     return Probed(head._replace(config=head.config | best.changes), best, list(found.values()))
 
 
@@ -142,24 +155,43 @@ def _search(
     return best
 
 
+def prompts_of(target: hf.Loaded) -> list[list[int]]:
+    """Token ids of ``TEXTS``, from a target that reads text. Raises UserError."""
+    encode = target.text_tokenizer.encode
+    return [of_text(target.lm, encode(text).ids, "a text of the probe") for text in TEXTS]
+
+
 def replaced(
     target: hf.Loaded, keys: Mapping[str, Any], note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """Keys of a drafter, "name" among them, without the key ``probe``.
 
-    Where it was True, ``model`` are the heads in their best reading. ``note`` gets a line for each
-    reading and one about the result. Raises UserError.
+    Where it was True, ``model`` are the heads in their best reading, which is found once for a
+    directory and a target. ``note`` gets a line for each reading and one about the result. Raises
+    UserError.
     """
     own = dict(keys)
     if not own.pop("probe", False):
         return own
-    name, model = own.pop("name"), own.pop("model", None)
-    if model is None:
-        raise UserError(f"{name} has probe and no model; give model, or leave probe out")
-    ids = [target.text_tokenizer.encode(text).ids for text in TEXTS]
-    found = probe(target.lm, target.params, name, model, ids, note=note, **own)
-    note(f"{found.head.directory} is read with {found.best}")
-    return own | {"name": name, "model": found.head}
+    name, model = own["name"], own.get("model")
+    if not model or isinstance(model, Head):
+        raise UserError(f"{name} has probe; give a directory of heads as model, or leave probe out")
+    place = target.directory, name, str(model)
+    if place not in _BEST:
+        rest = {key: value for key, value in own.items() if key not in ("name", "model")}
+        ids = prompts_of(target)
+        room = (target.lm.max_positions or NEW_TOKENS) - max(map(len, ids))
+        rest["new_tokens"] = max(min(NEW_TOKENS, room), 1)
+        found = probe(target.lm, target.params, name, model, ids, note=note, **rest)
+        note(f"{found.head.directory} is read with {found.best}")
+        _BEST[place] = found.best.changes
+    head = head_files.read(model, name, dtype=own.get("dtype"))
+    own.pop("dtype", None)
+    return own | {"model": head._replace(config=head.config | _BEST[place])}
+
+
+# (directory of the target, drafter, directory of heads) -> the changes of the best reading.
+_BEST: dict[tuple[str, str, str], dict[str, Any]] = {}
 
 
 def _open() -> list[str]:
@@ -167,28 +199,37 @@ def _open() -> list[str]:
     return [name for name, codec in codecs.every().items() if codec.open]
 
 
-def _options(codec: Codec, config: dict[str, Any], target: LM) -> Iterator[tuple[str, Any]]:
-    """The keys that files leave open, with values that these do not give."""
+def _spelled(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in changes.items()) or "as in the files"
+
+
+def _options(
+    codec: Codec, config: dict[str, Any], target: LM, made: Callable[[dict[str, Any]], Drafter]
+) -> Iterator[tuple[str, Any]]:
+    """The keys that files leave open, with values that these do not give.
+
+    The first value of a key is its meaning where the files do not give it.
+    """
     for key, values in codec.open.items():
+        usual = values[0] if values else None
         if key == "rope_theta" and target.inside.decoder is not None:
             values = (*values, float(target.inside.decoder.rope_theta))
         if key == codec.numbered:
-            layers = config.get(key) or ()
-            values = tuple([layer + by for layer in layers] for by in (-1, 1) if layers)
-        for value in dict.fromkeys(map(_fixed, values)):
-            value = list(value) if isinstance(value, tuple) else value
-            if value != config.get(key):
+            usual = config.get(key)
+            if usual is None:
+                with contextlib.suppress(UserError):
+                    usual = list(made({}).taps)
+            values = tuple([layer + by for layer in usual] for by in (-1, 1)) if usual else ()
+        stated = config.get(key)
+        for number, value in enumerate(values):
+            if value not in (usual if stated is None else stated, *values[:number]):
                 yield key, value
-
-
-def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _tau(
     target: LM,
     target_params: Params,
-    drafter: Any,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     temperature: float,
@@ -204,6 +245,7 @@ def _tau(
         limit=jnp.asarray(lengths) + new_tokens,
         sampling=sampling.make_sampling(len(prompts), temperature),
     )
-    _, records = decode.generate(target, drafter, rule, pair, state, max_steps=new_tokens)
+    state, records = decode.generate(target, drafter, rule, pair, state, max_steps=new_tokens)
+    decode.check(state)
     emitted = np.asarray(records.emitted)
     return float(emitted.sum() / np.maximum((emitted > 0).sum(), 1))

@@ -142,6 +142,8 @@ def _losses(
     common.check_loss_keys(config.loss, known, drafter.name)
     weights = given(config.loss) | {key: value for key, value in run.items() if key in arguments}
     quiet = {key: value for key, value in QUIET.items() if key in known}
+    if "places" in known and not arguments["places"].default:
+        quiet["places"] = 0  # of losses whose usual places are all
     return make(**weights), make(**weights | quiet) if quiet else None
 
 

@@ -87,6 +87,14 @@ def test_loss_by_hand(ce, teacher, decay, bounded):
 
 
 @pytest.mark.fast
+def test_places_of_one_depth_are_refused():
+    drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
+    with pytest.raises(UserError, match="loss.places is 2, and loss.slots 'one'"):
+        params, batch = drafter.init_params(None), Batch(jnp.asarray(TOKENS))
+        drafter.training.loss(params, TABLE, batch, jax.random.key(0), slots="one", places=2)
+
+
+@pytest.mark.fast
 def test_loss_of_some_places_by_hand():
     drafter = cases.random_heads("medusa", TARGET, TABLE, heads=2)
     params, batch = drafter.init_params(None), Batch(jnp.asarray(TOKENS), jnp.asarray(LABELLED))

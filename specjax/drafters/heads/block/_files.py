@@ -154,8 +154,8 @@ class BlockFiles(Codec):
         own = object_of(raw, OWN, path)
         _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
-        rope = ("rope_parameters", "rope_scaling", "rope_theta")
-        config |= {key: layer[key] for key in rope if key in layer}
+        theta, scaling = decoder_layers.rope_of(path, layer)
+        config |= {"rope_theta": theta, "rope_scaling": scaling}
         config["block_size"] = flat.get("block_size", 8 if method else 16)
         taps = _taps(path, flat, own)
         config |= {} if taps is None else {IDS: taps}

@@ -324,6 +324,11 @@ def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
         )
+    if keys.slots == "one" and keys.places:
+        raise UserError(
+            f"loss.places is {keys.places}, and loss.slots 'one' trains one depth at a time; leave "
+            "one out"
+        )
     if keys.slots == "one" and keys.pace is not None:
         raise UserError(
             f"loss.pace is {keys.pace}, and loss.slots 'one' trains one depth at a time; leave one "
