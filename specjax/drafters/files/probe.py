@@ -8,6 +8,7 @@ place predicts first, the rotary base. A wrong reading leaves the text as it is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,31 +100,47 @@ def probe(
             f"the files of {name} leave no reading open; those that do: {', '.join(_open())}"
         )
     head = head_files.read(model, name, dtype=keys.pop("dtype", None))
-    found: dict[str, Reading] = {}
-    refused: dict[str, UserError] = {}
+    measure = functools.partial(
+        _tau, target, target_params, prompts=prompts, new_tokens=new_tokens, temperature=temperature
+    )
+    trials = _Trials(functools.partial(drafters.make, name, target, **keys), head, measure, note)
+    best = _search(trials.tried, list(_options(codec, head.config, target, trials.made)))
+    best_head = head._replace(config=head.config | best.changes)
+    return Probed(best_head, best, list(trials.found.values()))
 
-    def made(changes: dict[str, Any]) -> Drafter:
-        changed = head._replace(config=head.config | changes)
-        return drafters.make(name, target, **keys, model=changed)
 
-    def tried(changes: dict[str, Any]) -> Reading:
+class _Trials:
+    """The readings that were tried, each once."""
+
+    def __init__(
+        self,
+        make: Callable[..., Drafter],
+        head: Head,
+        measure: Callable[[Drafter], float],
+        note: Callable[[str], None],
+    ):
+        self._make, self._head, self._measure, self._note = make, head, measure, note
+        self.found: dict[str, Reading] = {}
+        self._refused: dict[str, UserError] = {}
+
+    def made(self, changes: dict[str, Any]) -> Drafter:
+        """The drafter of the heads with these changes. Raises UserError."""
+        return self._make(model=self._head._replace(config=self._head.config | changes))
+
+    def tried(self, changes: dict[str, Any]) -> Reading:
+        """Raises UserError for a reading that the target does not allow."""
         own = str(sorted(changes.items()))
-        if own in refused:
-            raise refused[own]
-        if own not in found:
-            settings = new_tokens, temperature
+        if own in self._refused:
+            raise self._refused[own]
+        if own not in self.found:
             try:
-                tau = _tau(target, target_params, made(changes), prompts, *settings)
+                self.found[own] = Reading(changes, self._measure(self.made(changes)))
             except UserError as error:
-                refused[own] = error
-                note(f"{_spelled(changes)}: {error}")
+                self._refused[own] = error
+                self._note(f"{_spelled(changes)}: {error}")
                 raise
-            found[own] = Reading(changes, tau)
-            note(str(found[own]))
-        return found[own]
-
-    best = _search(tried, list(_options(codec, head.config, target, made)))
-    return Probed(head._replace(config=head.config | best.changes), best, list(found.values()))
+            self._note(str(self.found[own]))
+        return self.found[own]
 
 
 def _search(
@@ -230,6 +247,7 @@ def _tau(
     target: LM,
     target_params: Params,
     drafter: Drafter,
+    *,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     temperature: float,
