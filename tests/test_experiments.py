@@ -803,6 +803,15 @@ def test_questions_are_short_and_not_in_the_test_sets(tmp_path):
     assert made["gsm8k_train"] == [["How many?"]] and made["mbpp_train"] == [["b"]]
     assert made["sgd"] == [["I need a room."]] and made["bench"] == [[short]]
     assert len(made["stories"]) == 1 and made["stories"][0][0].endswith(story)
+    paragraph = "They went to the road and the house, and then Maria saw the garden near it. " * 2
+    text = f"# Title: A Walk\n\n## Author: Jane Doe\n\n{paragraph * 2}\n" + f"{paragraph}\n\n" * 60
+    (tmp_path / "books").write_text(text)
+    questions_study.main(
+        [f"--{name}={tmp_path / name}" for name in [*names, "books"]] + [f"--out={tmp_path}"]
+    )
+    for name in ("summary", "passages", "translation", "knowledge", "writing"):
+        lines = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open()]
+        assert len(lines) == 1400 and not any("{" in line["turns"][0] for line in lines), name
 
 
 @pytest.mark.slow

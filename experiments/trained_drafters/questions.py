@@ -252,8 +252,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("gsm8k", "mbpp", "dialogues", "stories", "books", "spec-bench"):
+    for name in ("gsm8k", "mbpp", "dialogues", "stories", "spec-bench"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--books", help="without them there are no questions of templates")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -262,11 +263,11 @@ def main(argv: list[str]) -> None:
     write(args.out / "mbpp_train.jsonl", programs(args.mbpp))
     write(args.out / "sgd.jsonl", dialogues(args.dialogues, shuffle, 1500))
     write(args.out / "stories.jsonl", stories(args.stories, shuffle, 1500))
-    talks = [
-        conversation(row["turns"]) for path in args.dialogues.split(",") for row in records(path)
-    ]
-    for name, questions in templates(books(args.books), talks, shuffle, 1400).items():
-        write(args.out / f"{name}.jsonl", questions)
+    if args.books:
+        files = args.dialogues.split(",")
+        talks = [conversation(row["turns"]) for path in files for row in records(path)]
+        for name, questions in templates(books(args.books), talks, shuffle, 1400).items():
+            write(args.out / f"{name}.jsonl", questions)
     write(args.out / "bench.jsonl", benchmark(args.spec_bench))
 
 

@@ -229,7 +229,7 @@ def test_the_command(tmp_path, capsys):
         assert error.startswith("specjax: ") and error.count("\n") == 1 and not out
         assert match in error
 
-    refused("required: source, destination, --kind; usage: python -m specjax.convert_heads")
+    refused("required: source, --kind; usage: python -m specjax.convert_heads")
     refused("invalid choice", source, target, "--kind=medusa2")
     refused("heads of kind 'medusa' have one layout", source, target, "--kind=medusa")
     both = ("--layout=eagle3", "--for=vllm")
