@@ -243,8 +243,8 @@ def _true_features_at_every_step(right, network, text, params, state, number):
     return logits, (state[0], blocks)
 
 
-def _steps_do_not_move(right, text, step):
-    return right(text, 0)
+def _steps_do_not_move(right, text, step, *places):
+    return right(text, 0, *places)
 
 
 def _compared_one_later(right, keys, labels, *rest):

@@ -55,21 +55,21 @@ def _no_prefix_norm(right, config, params, features, cache, layout=None):
     )
 
 
-def _prefix_of_other_documents(right, heads, target, params, batch):
-    found = right(heads, target, params, batch.replace(segments=None))
+def _prefix_of_other_documents(right, heads, target, params, batch, *places):
+    found = right(heads, target, params, batch.replace(segments=None), *places)
     return found._replace(batch=batch)
 
 
 # Training -------------------------------------------------------------------------------------
 
 
-def _token_before_along(right, heads, params, tokens, state, depth):
+def _token_before_along(right, heads, params, tokens, *rest):
     earlier = jnp.concatenate([tokens[:, :1], tokens[:, :-1]], 1)
-    return right(heads, params, earlier, state, depth)
+    return right(heads, params, earlier, *rest)
 
 
-def _labels_one_early(right, heads, target, params, batch):
-    return right(heads, target, params, batch)._replace(ahead=1)
+def _labels_one_early(right, *args):
+    return right(*args)._replace(ahead=1)
 
 
 # The heads ------------------------------------------------------------------------------------

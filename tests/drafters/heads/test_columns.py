@@ -18,7 +18,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, shared.VOCAB, (2, 10))
 SEGMENTS = jnp.asarray([[1] * 4 + [2] + [3] * 4 + [0], [1] * 10])
 
 
-def dense(text: tree.Layout, step: int) -> tree.Layout:
+def dense(text: tree.Layout, step: int, places: None) -> tree.Layout:
     """``tree.columns`` as a mask over all tokens of the block."""
     rows, size = text.depth.shape
     own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (rows, size, size))
