@@ -65,7 +65,7 @@ def probe(
     target: LM,
     target_params: Params,
     name: str,
-    model: str | os.PathLike,
+    model: str | os.PathLike | Head,
     prompts: Sequence[Sequence[int]],
     *,
     new_tokens: int = NEW_TOKENS,
@@ -82,7 +82,7 @@ def probe(
     Args:
         target, target_params: the model that the heads are made for.
         name: the drafter.
-        model: the directory of the heads.
+        model: the heads, or their directory.
         prompts: token ids; all are decoded as one batch.
         new_tokens: tokens after each prompt.
         temperature: of the text.
@@ -99,7 +99,8 @@ def probe(
         raise UserError(
             f"the files of {name} leave no reading open; those that do: {', '.join(_open())}"
         )
-    head = head_files.read(model, name, dtype=keys.pop("dtype", None))
+    dtype = keys.pop("dtype", None)
+    head = model if isinstance(model, Head) else head_files.read(model, name, dtype=dtype)
     measure = functools.partial(
         _tau, target, target_params, prompts=prompts, new_tokens=new_tokens, temperature=temperature
     )
@@ -193,21 +194,21 @@ def replaced(
     name, model = own["name"], own.get("model")
     if not model or isinstance(model, Head):
         raise UserError(f"{name} has probe; give a directory of heads as model, or leave probe out")
-    place = target.directory, name, str(model)
+    head = head_files.read(model, name, dtype=own.pop("dtype", None))
+    place = target.directory, name, f"{head.directory}: {head.config}"
     if place not in _BEST:
         rest = {key: value for key, value in own.items() if key not in ("name", "model")}
         ids = prompts_of(target)
         room = (target.lm.max_positions or NEW_TOKENS) - max(map(len, ids))
         rest["new_tokens"] = max(min(NEW_TOKENS, room), 1)
-        found = probe(target.lm, target.params, name, model, ids, note=note, **rest)
-        note(f"{found.head.directory} is read with {found.best}")
+        found = probe(target.lm, target.params, name, head, ids, note=note, **rest)
+        note(f"{head.directory} is read with {found.best}")
         _BEST[place] = found.best.changes
-    head = head_files.read(model, name, dtype=own.get("dtype"))
-    own.pop("dtype", None)
     return own | {"model": head._replace(config=head.config | _BEST[place])}
 
 
-# (directory of the target, drafter, directory of heads) -> the changes of the best reading.
+# (directory of the target, drafter, directory and configuration of heads) -> the changes of the best
+# reading.
 _BEST: dict[tuple[str, str, str], dict[str, Any]] = {}
 
 
