@@ -207,8 +207,8 @@ def replaced(
     return own | {"model": head._replace(config=head.config | _BEST[place])}
 
 
-# (directory of the target, drafter, directory and configuration of heads) -> the changes of the best
-# reading.
+# (directory of the target, drafter, directory and configuration of heads) -> the changes of the
+# best reading.
 _BEST: dict[tuple[str, str, str], dict[str, Any]] = {}
 
 
