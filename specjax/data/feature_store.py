@@ -35,12 +35,13 @@ _OPEN = 32
 
 
 class FeatureStore:
-    """A finished directory of features."""
+    """Finished features: a directory, or several whose rows follow each other."""
 
-    def __init__(self, directory: str | os.PathLike):
-        """Opens a directory, or the workdir of the run that wrote it.
+    def __init__(self, directory: str | os.PathLike, *others: str | os.PathLike):
+        """Opens directories, or the workdirs of the runs that wrote them.
 
-        Raises UserError if it is missing, unfinished, damaged, or of another program or version.
+        Raises UserError if one is missing, unfinished, damaged, or of another program or version,
+        and if the others have another target, or rows of another kind.
         """
         folder = buckets.local(directory)
         inner = folder / "features"
@@ -63,10 +64,26 @@ class FeatureStore:
                     f"features again with {BUILD}"
                 )
         self._reader = functools.lru_cache(maxsize=_OPEN)(shards.Reader)
+        self._parts = (self, *map(FeatureStore, others))
+        for part in self._parts:
+            if part.layout != self.layout or part.manifest["target"] != stored["target"]:
+                raise UserError(
+                    f"{self.directory} and {part.directory} have other targets, layers, dtypes or "
+                    f"lengths; store both with the same keys of {BUILD}, but for the text"
+                )
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that other features do not have."""
+        sums = [files.sha256(part.directory / "manifest.json") for part in self._parts]
+        return (hashlib.sha256("".join(sums).encode()).hexdigest() if sums[1:] else sums[0])[:16]
 
     @property
     def counts(self) -> np.ndarray:
         """i64[n]: how often each token id is a label of the train split. Raises UserError."""
+        return np.sum([part._own_counts() for part in self._parts], axis=0)
+
+    def _own_counts(self) -> np.ndarray:
         path = self.directory / COUNTS
         try:
             return np.load(path)
@@ -77,7 +94,7 @@ class FeatureStore:
 
     def size(self, split: str) -> int:
         """Number of rows of a split."""
-        return self.manifest["rows"][split]
+        return sum(part.manifest["rows"][split] for part in self._parts)
 
     def check_batch(self, split: str, rows: str, batch_size: int, or_else: str = "") -> None:
         """Raises UserError if there are fewer ``rows`` in a split than in one batch."""
@@ -106,20 +123,33 @@ class FeatureStore:
         return batch_of(self.layout, self._records(split, numbers), places)
 
     def _records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
-        size, by_shard = self.manifest["shard_rows"], {}
+        ends = np.cumsum([part.manifest["rows"][split] for part in self._parts])
+        by_part: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers):
+            by_part.setdefault(int(np.searchsorted(ends, number, "right")), []).append(place)
+        found: list[bytes] = [b""] * len(numbers)
+        for index, places in by_part.items():
+            first = ends[index - 1] if index else 0
+            own = [int(numbers[place] - first) for place in places]
+            for place, row in zip(places, self._parts[index]._own_records(split, own), strict=True):
+                found[place] = row
+        return found
+
+    def _own_records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
+        size, rows, by_shard = self.manifest["shard_rows"], self.manifest["rows"][split], {}
         for place, number in enumerate(numbers):
             by_shard.setdefault(number // size, []).append((place, number % size))
         found: list[bytes] = [b""] * len(numbers)
         for shard, wanted in by_shard.items():
-            name = name_of(split, shard, -(-self.size(split) // size))
+            name = name_of(split, shard, -(-rows // size))
             try:
-                rows = self._reader(self.directory / name).read([row for _, row in wanted])
+                stored = self._reader(self.directory / name).read([row for _, row in wanted])
             except ValueError as error:
                 raise UserError(
                     f"{self.directory / name} is damaged ({error}); remove {self.directory} and "
                     f"store the features again with {BUILD}"
                 ) from None
-            for (place, _), row in zip(wanted, rows, strict=True):
+            for (place, _), row in zip(wanted, stored, strict=True):
                 found[place] = row
         return found
 

@@ -235,7 +235,9 @@ class DataKeys(declare.Keys):
     )
     generated: str = key("", "workdir of configs/self_generate.py: text written by the target")
     features: str = key(
-        "", "workdir of configs/features.py: stored text and features of the target, for heads"
+        "",
+        "workdirs of configs/features.py, separated by commas: stored text and features of the "
+        "target, for heads",
     )
     temperature: float | None = key(None, "of generated text; None: all of it", least=0)
     labels: str = key(
@@ -341,6 +343,7 @@ class GenerationKeys(declare.Keys):
         "config.data",
     )
     chat: str = key("", 'template of the questions; "own": the target\'s')
+    skip: int = key(0, "so many questions are left out first: those of earlier runs", least=0)
     new_tokens: int = key(96, "of each continuation", least=1)
     temperatures: tuple[float, ...] = key(
         (0.0, 1.0), "of the continuations, by turns", least=0, once=True

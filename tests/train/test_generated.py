@@ -238,6 +238,7 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         ({"generation__temperatures": (-1.0,)}, "temperatures is -1"),
         ({"generation__top_p": 0.0}, "top_p is 0"),
         ({"generation__new_tokens": 400}, "8 [+] 400 tokens and the model has 128"),
+        ({"generation__skip": 2}, "skip is 2, and there are no questions to skip; give"),
         ({"generation__num_prompts": 9999}, "num_prompts is 9999, train split: only"),
         ({"drafter__name": None}, "config.drafter.name is empty; name a drafter"),
         ({"drafter__name": "unknown"}, "unknown drafter 'unknown'"),
@@ -328,6 +329,19 @@ def test_the_target_answers_questions(folder):
         target.lm, ModelParams(target.params), state, max_steps=NEW, eos_id=eos
     )
     assert decode.outputs(state, [len(one["prompt_ids"])])[0] == one["output_ids"]
+    # A second part has the questions that the first one left out.
+    parts = [{"num_prompts": 20}, {"num_prompts": 9, "skip": 20}]
+    for number, part in enumerate(parts):
+        made.generation.update(part | {"temperatures": (0.0,), "new_tokens": 1})
+        recipes.run(made, folder / f"part {number}")
+    first, second = ({each["prompt"] for each in records(folder / f"part {n}")} for n in (0, 1))
+    assert (first, second) == (set(range(20)), set(range(20, 29)))
+    found = [tuple(each["prompt_ids"]) for n in (0, 1) for each in records(folder / f"part {n}")]
+    assert sorted(found) == sorted({tuple(each["prompt_ids"]) for each in written})
+    with pytest.raises(UserError, match=r"tokens, of which 21 are skipped, and .* is 9; lower"):
+        made.generation.skip = 21
+        recipes.run(made, folder / "more")
+    made.generation.skip = 0
     made.generation.num_prompts = 30
     with pytest.raises(UserError, match=r"29 different prompts of at most 112 tokens"):
         recipes.run(made, folder / "more")

@@ -63,7 +63,7 @@ def heads_config(target, store, name="medusa", **changes):
 
 def gathered(target, store, **changes):
     config, loaded = heads_config(target, store, **changes), hf.load(target)
-    return material.gather(config, store, loaded.tokenizer, loaded.directory)
+    return material.gather(config, Path(target), loaded.tokenizer, loaded.directory)
 
 
 def test_what_is_written(target_run, written, text_file):
@@ -120,6 +120,28 @@ def test_batches_are_a_function_of_the_step(target_run, written):
     assert len(found.held_out) == 2 and len(list(found.held_out)) == 2
     assert len(found.prompts) == 4 and found.digest == again.digest
     np.testing.assert_array_equal(found.counts, again.counts)
+
+
+def test_several_stores_are_one(target_run, written, tmp_path):
+    """The rows of the second come after those of the first, in both splits."""
+    one, two = feature_store.FeatureStore(written[0]), tmp_path / "two"
+    shutil.copytree(written[0], two)
+    both = feature_store.FeatureStore(written[0], two)
+    rows, held_out = one.size("train"), one.size("valid")
+    assert (both.size("train"), both.size("valid")) == (2 * rows, 2 * held_out)
+    numbers = [rows + 3, 0, 2 * rows - 1, rows, rows - 1]
+    wanted = one.read("train", [3, 0, rows - 1, 0, rows - 1], (0,))
+    assert equal(both.read("train", numbers, (0,)), wanted)
+    last = both.read("valid", [2 * held_out - 1], (0,))
+    assert equal(last, one.read("valid", [held_out - 1], (0,)))
+    np.testing.assert_array_equal(both.counts, 2 * one.counts)
+    found = gathered(target_run[0], f"{written[0]}, {two}")
+    assert found.batches.store.size("train") == 2 * rows and found.digest == both.digest
+    assert found.digest != one.digest
+    manifest = json.loads((two / "features" / "manifest.json").read_text())
+    (two / "features" / "manifest.json").write_text(json.dumps(manifest | {"dtype": "bfloat16"}))
+    with pytest.raises(UserError, match="have other targets, layers, dtypes or lengths"):
+        gathered(target_run[0], f"{written[0]},{two}")
 
 
 def test_a_killed_command_is_resumed(target_run, written, text_file, tmp_path, monkeypatch):

@@ -210,6 +210,11 @@ def _check_questions(config: Config) -> None:
             f"config.generation.chat is {chat!r}, the template of questions, and there are none; "
             "give config.generation.prompts, or leave chat out"
         )
+    if config.generation.skip and not questions:
+        raise UserError(
+            f"config.generation.skip is {config.generation.skip}, and there are no questions to "
+            "skip; give config.generation.prompts, or leave skip out"
+        )
     for key in ("files", "tfds", "pairs", "dialogues"):
         if questions and config.data[key]:
             raise UserError(

@@ -106,7 +106,7 @@ def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     else:
         own = config, workdir, target
         prompts = starts_of(*own, "train", len(splits) - valid) + starts_of(*own, "valid", valid)
-    return list(map(Prompt, range(len(splits)), splits, prompts))
+    return list(map(Prompt, range(sizes.skip, sizes.skip + len(splits)), splits, prompts))
 
 
 def starts_of(
@@ -266,7 +266,8 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
     The files ``config.generation.prompts`` are of any kind that mode bench reads, and
     ``config.generation.chat`` is the template as there. Prompts of more than ``prompt_tokens``
     tokens and repeated ones are left out. The others are in a random order that depends on
-    ``config.seed``, so the first n of them have the mixture of all. Raises UserError.
+    ``config.seed``, so the first n of them have the mixture of all, and ``config.generation.skip``
+    leaves out those of an earlier run. Raises UserError.
     """
     sizes, unique = config.generation, {}
     names = text_files.split_names(sizes.prompts)
@@ -277,10 +278,12 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
         for prompt in prompts.read(source, target, _no_answer, name=name).prompts:
             unique[tuple(prompt.ids)] = prompt.ids
     fitting = [ids for ids in unique.values() if len(ids) <= sizes.prompt_tokens]
-    if len(fitting) < sizes.num_prompts:
+    last = sizes.skip + sizes.num_prompts
+    if len(fitting) < last:
+        skipped = f", of which {sizes.skip} are skipped" if sizes.skip else ""
         raise UserError(
             f"{sizes.prompts} has {len(fitting)} different prompts of at most "
-            f"{sizes.prompt_tokens} tokens, and config.generation.num_prompts is "
+            f"{sizes.prompt_tokens} tokens{skipped}, and config.generation.num_prompts is "
             f"{sizes.num_prompts}; lower it, or raise prompt_tokens"
         )
     if len(fitting) < len(unique):
@@ -289,7 +292,7 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
             f"{sizes.prompt_tokens} tokens and are left out"
         )
     order = np.random.default_rng(config.seed).permutation(len(fitting))
-    return [fitting[i] for i in order[: sizes.num_prompts]]
+    return [fitting[i] for i in order[sizes.skip : last]]
 
 
 def _no_answer(chosen: list) -> list[list[int]]:

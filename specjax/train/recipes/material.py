@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from specjax import files, sharding
+from specjax import sharding
 from specjax.config import Config
 from specjax.data import (
     chat,
@@ -306,7 +306,8 @@ def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:
     Raises UserError for the features of another target, rows of another length than
     ``config.train.length``, and too few rows or prompts.
     """
-    store = FeatureStore(config.data.features)
+    asked = config.data.features
+    store = FeatureStore(*text_files.split_names(asked) or [asked])
     where, target = store.directory, store.manifest["target"]
     if directory is None or target["sha256"] != feature_store.target_fingerprint(directory):
         raise UserError(
@@ -321,8 +322,8 @@ def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:
         )
     batches = Stored(store, size, config.seed)
     held_out = HeldOut(store, size, config.train.eval_batches)
-    digest = files.sha256(where / "manifest.json")[:16]
-    return batches, held_out, _stored_prompts(config, store), digest, None, store.counts
+    prompts = _stored_prompts(config, store)
+    return batches, held_out, prompts, store.digest, None, store.counts
 
 
 def _stored_prompts(config: Config, store: FeatureStore) -> list[list[int]]:
