@@ -132,13 +132,21 @@ def test_widths_of_a_controller(control, expected):
 
 
 def test_widths():
-    short = drafters.make("prompt_lookup", target(), gamma=5)
-    long = drafters.make("prompt_lookup", target(), gamma=10)
+    short = drafters.make("prompt_lookup", target(), gamma=5, match="latest")
+    long = drafters.make("prompt_lookup", target(), gamma=10, match="latest")
+    # A continuation of the first occurrence is hardly ever cut by the end of the text.
+    for own in ({}, {"match": "latest", "periodic": True}, {"rule": "original", "match": "latest"}):
+        assert tree.widths(drafters.make("prompt_lookup", target(), gamma=5, **own)) == (1, 6)
     tall = drafters.make("trie", target(), nodes=64, depth=4)
     assert tree.widths(short) == (1, 2, 3, 6)
     assert tree.widths(long) == (1, 2, 5, 11)
     assert tree.widths(tall) == (1, 5, 17, 65)
     unsure = drafters.make("prompt_lookup", target(), gamma=5, control="heuristic:3")
+    for match, expected in (("latest", (1, 2, 3, 6)), ("earliest", (1, 4, 6))):
+        stages = {"a": {"name": "prompt_lookup", "gamma": 5, "match": match}}
+        stages["b"] = {"name": "draft_model", "model": target(), "gamma": 3}
+        both = drafters.make("escalate", target(), drafters=stages)
+        assert tree.widths(both) == expected
     assert tree.widths(unsure) == tree.widths(short._replace(adaptive=True)) == (1, 2, 3, 6)
     assert tree.widths(short, (1, 5, 11)) == (1, 5, 6)
     assert tree.widths(none.make(target())) == (1,)

@@ -284,8 +284,8 @@ def lengths_between(nodes: int) -> tuple[int, int]:
 def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
     """The numbers of tokens that a round may verify, ascending; the last one covers every draft.
 
-    One width, nodes + 1, if every draft is whole and no nodes are merged. For chains whose lengths
-    a controller chooses, 1 and one more than each of them (``Rare.lengths``). Otherwise 1 (nothing
+    One width, nodes + 1, if every draft is whole and no nodes are merged. For chains whose usual
+    lengths are known (``Rare.lengths``), 1 and one more than each of them. Otherwise 1 (nothing
     was proposed), nodes + 1 and two sizes between them. With several rows the longest draft
     decides. With merged
     nodes the sizes between are the number of nodes if all models agree, and the middle between that

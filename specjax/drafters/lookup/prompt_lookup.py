@@ -35,7 +35,7 @@ from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _match
 from specjax.drafters.shared_keys import LimitedKeys
 from specjax.errors import UserError
-from specjax.types import LM, Array, Draft, Drafter
+from specjax.types import LM, Array, Draft, Drafter, Rare
 
 REFERENCE = "saxena2023prompt"
 
@@ -158,11 +158,15 @@ def make(target: LM, keys: Keys) -> Drafter:
     """
     chosen = keys.chosen()
     find = Bound(lookup, skip=keys.skip, periodic=keys.periodic, **chosen)
+    gamma = chosen["gamma"]
+    # The text goes on for gamma tokens behind most first occurrences, but not behind latest ones.
+    whole = chosen["match"] == "earliest" or keys.periodic or not chosen["partial"]
     drafter = Drafter(
         propose=Bound(_propose, find),
-        nodes=chosen["gamma"],
+        nodes=gamma,
         name="prompt_lookup",
         probs=Bound(_probs, find, target.vocab_size),
+        rare=Rare(lengths=(gamma,) if whole else ()),
     )
     return limited(drafter, keys.control)
 

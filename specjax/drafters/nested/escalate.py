@@ -10,6 +10,7 @@ only in rounds in which they propose.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -119,8 +120,21 @@ def make(target: LM, keys: Keys) -> Drafter:
         taps=_stages.taps(stages),
         history=keys.least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
-        rare=Rare(learn=learn, check_rows=_limited.check_rows(stage.rare for stage in stages)),
+        rare=Rare(
+            learn=learn,
+            check_rows=_limited.check_rows(stage.rare for stage in stages),
+            lengths=_lengths(stages),
+        ),
     )
+
+
+def _lengths(stages: Sequence[Drafter]) -> tuple[int, ...]:
+    """``Rare.lengths``: those of all drafters, if all are known."""
+    of_stage = [
+        stage.rare.lengths or ((stage.nodes,) if stage.whole and stage.siblings == CHAIN else ())
+        for stage in stages
+    ]
+    return tuple(itertools.chain(*of_stage)) if all(of_stage) else ()
 
 
 def _siblings(stages: Sequence[Drafter]) -> str:
