@@ -2,6 +2,7 @@
 
 python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --layout=speculators
 python -m specjax.convert_heads SOURCE DESTINATION --kind=eagle3 --for=vllm
+python -m specjax.convert_heads SOURCE DESTINATION --kind=mtp_module --for=vllm --into=TARGET
 python -m specjax.convert_heads SOURCE --kind=eagle3 --probe=TARGET
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from specjax import files
+from specjax.bound import Bound
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files import head_files, probe
 from specjax.drafters.files.codec import ENGINES, Codec
 from specjax.errors import Parser, UserError
-from specjax.models import hf
+from specjax.models import hf, hf_weights, tensor_files
+
+# The file of heads that lie inside their target, and tensors of a Qwen2 that have a bias.
+_INSIDE = "prediction_modules.safetensors"
+_QKV = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
 
 
 def convert(
@@ -35,6 +44,7 @@ def convert(
     norm_output: bool | None = None,
     changes: Mapping[str, Any] | None = None,
     base_model: str | None = None,
+    into: str | os.PathLike = "",
 ) -> head_files.Head:
     """Reads heads and writes them in another layout, in the dtype of their tensors.
 
@@ -49,11 +59,13 @@ def convert(
         changes: keys of ``Head.config`` to write instead of those of the files, as
             ``files.probe.Reading.changes``.
         base_model: the target's name for ``base_model_name_or_path``; None: as in the files.
+        into: a target's directory, for heads that may lie inside it: the new directory is a copy of
+            it with the heads among its tensors.
 
     Returns the heads as they were read from ``source``. Raises UserError, also for heads that the
     engine cannot compute.
     """
-    codec, path = _checked(source, destination, kind, layout, engine, norm_output)
+    codec, path = _checked(source, destination, kind, layout, engine, norm_output, into)
     head = head_files.read(path, kind, dtype=_stored_dtype(path, codec))
     config = dict(head.config)
     if config["vocab_size"] is None:
@@ -68,8 +80,73 @@ def convert(
     if engine:
         layout, config, note = codec.suit(engine, flatten_dict(head.params), config)
         head.config["read_as"] = head.config.get("read_as", {}) | ({engine: note} if note else {})
-    head_files.write(destination, kind, head.params, config, layout=layout)
+    if not into:
+        head_files.write(destination, kind, head.params, config, layout=layout)
+        return head
+    with tempfile.TemporaryDirectory() as temporary:
+        alone = Path(temporary) / "heads"
+        head_files.write(alone, kind, head.params, config, layout=layout)
+        _merge(codec, hf.resolve(into), alone, Path(destination).expanduser().resolve(), engine)
     return head
+
+
+def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: str) -> None:
+    """Writes a copy of a target's directory in which the heads are a further shard."""
+    raw, own = (hf.read_json(path / "config.json") for path in (target, heads))
+    raw = codec.in_target(target, raw, own, engine)
+    names = {path: path.name for path in hf_weights.weight_files(target)}
+    if len(names) == 1:
+        # A reader that finds model.safetensors does not look for further files.
+        names = dict.fromkeys(names, "model-00001-of-00001.safetensors")
+    weight_map, size = {}, 0
+    with contextlib.ExitStack() as stack:
+        added = _tensors(hf_weights.open_weights(heads / codec.files[0], stack))
+        for path, name in names.items():
+            tensors = _tensors(hf_weights.open_weights(path, stack))
+            weight_map |= dict.fromkeys(tensors, name)
+            size += _bytes(tensors)
+            added |= _zero_biases(tensors) if engine else {}
+        if twice := sorted(added.keys() & weight_map.keys()):
+            raise UserError(f"{target} has heads already (first {twice[0]}); give one without")
+        weight_map |= dict.fromkeys(added, _INSIDE)
+        index = {"metadata": {"total_size": size + _bytes(added)}, "weight_map": weight_map}
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(destination) as fresh:
+            fresh.mkdir()
+            for path in target.iterdir():
+                if path.is_file() and path not in names and not path.name.endswith(".index.json"):
+                    shutil.copyfile(path, fresh / path.name)
+            for path, name in names.items():
+                shutil.copyfile(path, fresh / name)
+            tensor_files.write(fresh / _INSIDE, added)
+            files.write_json(fresh / "model.safetensors.index.json", index)
+            files.write_json(fresh / "config.json", raw)
+
+
+def _bytes(tensors: Mapping[str, tensor_files.Tensor]) -> int:
+    return sum(tensor.size * tensor.dtype.itemsize for tensor in tensors.values())
+
+
+def _tensors(opened: Any) -> dict[str, tensor_files.Tensor]:
+    """The tensors of an open safetensors file, which are not read yet."""
+    dtypes = {text: np.dtype(name) for name, text in tensor_files.DTYPES.items()}
+    return {
+        name: tensor_files.Tensor(tuple(shape), dtypes[dtype], Bound(opened.get_tensor, name))
+        for name in opened.keys()  # noqa: SIM118
+        for shape, dtype in [opened.shape_of(name)]
+    }
+
+
+def _zero_biases(tensors: Mapping[str, tensor_files.Tensor]) -> dict[str, tensor_files.Tensor]:
+    """Zeros for the biases of Qwen2's attention that a file with these tensors lacks."""
+    result = {}
+    for name, tensor in tensors.items():
+        bias = name.removesuffix("weight") + "bias"
+        if name.endswith(_QKV) and bias not in tensors:
+            shape = tensor.shape[:1]
+            zeros = Bound(np.zeros, shape, tensor.dtype)
+            result[bias] = tensor_files.Tensor(shape, tensor.dtype, zeros)
+    return result
 
 
 def _checked(
@@ -79,6 +156,7 @@ def _checked(
     layout: str,
     engine: str,
     norm_output: bool | None,
+    into: str | os.PathLike,
 ) -> tuple[Codec, Path]:
     """The codec, and where the source is. Raises UserError for what ``convert`` cannot do."""
     codec = codecs.of(kind)
@@ -94,6 +172,13 @@ def _checked(
     path = hf.resolve(source, names=codec.files)
     if Path(destination).expanduser().resolve() == path.resolve():
         raise UserError(f"{path} is both source and destination; name another destination")
+    if into and not codec.inside:
+        inside = [kind for kind, other in codecs.every().items() if other.inside]
+        raise UserError(
+            f"{kind} heads do not lie inside their target; into is for {', '.join(inside)}"
+        )
+    if into and Path(destination).expanduser().exists():
+        raise UserError(f"{destination} exists; name a new directory for the copy of the target")
     codec.check_layout(layout)
     return codec, path
 
@@ -105,12 +190,12 @@ def main(argv: Sequence[str]) -> int:
         args["norm_output"] = {"true": True, "false": False}.get(args["norm_output"])
         target = args.pop("probe")
         if args["destination"]:
-            own = ("source", "destination", "kind", "layout", "engine", "norm_output")
+            own = ("source", "destination", "kind", "layout", "engine", "norm_output", "into")
             _checked(**{name: args[name] for name in own})
         elif not target:
             raise UserError("there is no destination; give one, or --probe=TARGET")
         else:
-            for name in ("layout", "engine", "norm_output", "base_model"):
+            for name in ("layout", "engine", "norm_output", "base_model", "into"):
                 if args[name] not in ("", None):
                     raise UserError(f"{name} is for writing; give a destination, or leave it out")
         if target:
@@ -164,6 +249,12 @@ def _parser() -> Parser:
         metavar="TARGET",
         help="decodes with this target under each reading that the files leave open, prints tau of "
         "each, and writes the best one if there is a destination",
+    )
+    parser.add_argument(
+        "--into",
+        default="",
+        metavar="TARGET",
+        help="mtp_module: writes a copy of the target's directory with the modules inside",
     )
     parser.add_argument("--base_model", help="the target's name; default as in the files")
     return parser

@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -33,7 +31,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from safetensors.numpy import load_file, save_file
 
 from experiments.peers.chat import Peer
 from specjax import accept, convert_heads, decode, drafters, rng, sampling
@@ -68,21 +65,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     ),
     "mtp": ("mtp_module", {"hidden": "raw", "zero_first": True}, "mtp", {}),
 }
-
-
-def with_modules(target: str, modules: Path, folder: Path) -> str:
-    """A copy of a target that vLLM takes for a MiMo with these modules; it has zeros as biases."""
-    shutil.copytree(target, folder)
-    tensors = load_file(folder / "model.safetensors") | load_file(modules / "model.safetensors")
-    for name in list(tensors):
-        if re.search(r"self_attn\.[qkv]_proj\.weight$", name):
-            own = tensors[name]
-            tensors.setdefault(name.replace("weight", "bias"), np.zeros(len(own), own.dtype))
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "qwen2"}
-    config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
 
 
 def train(target: hf.Loaded, drafter: Drafter, rows: list[list[int]], steps: int) -> Any:
@@ -139,11 +121,11 @@ def compare(
     params = train(target, drafter, args.texts, args.steps)
     common.write_heads(folder / "head", target, drafter, params, target.directory, {})
     how: dict[str, Any] = {"layout": args.layout} if args.layout else {"engine": "vllm"}
-    convert_heads.convert(folder / "head", folder / "vllm", name, **how)
-    model, speculative = target.directory, {"method": method, **options}
-    if method == "mtp":
-        model = with_modules(model, folder / "vllm", folder / "model")
-    else:
+    into = target.directory if method == "mtp" else ""
+    convert_heads.convert(folder / "head", folder / "vllm", name, into=into, **how)
+    model, speculative = into and str(folder / "vllm"), {"method": method, **options}
+    if not model:
+        model = target.directory
         speculative["model"] = str(folder / "vllm")
     settings = {
         "model": model,

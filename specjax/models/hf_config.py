@@ -240,6 +240,10 @@ def _text_model(raw: dict) -> dict:
     return nested | outer | {"architectures": [FAMILIES["gemma3_text"].architecture]}
 
 
+# Other architectures that are those of a family; MiMo has prediction modules beside its layers.
+_SAME = {"MiMoForCausalLM": "qwen2"}
+
+
 def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
     kind, given = raw.get("model_type"), raw.get("architectures") or []
@@ -248,7 +252,7 @@ def _family(raw: dict) -> str:
             raise UserError(
                 f"model_type and architectures must be a name and a list of names, not {value!r}"
             )
-    known = {family.architecture: name for name, family in FAMILIES.items()}
+    known = {family.architecture: name for name, family in FAMILIES.items()} | _SAME
     if not raw.get("architectures") and kind in FAMILIES:
         return kind
     names = raw.get("architectures") or ([kind] if kind else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import cases
@@ -14,6 +15,7 @@ from specjax import convert_heads, drafters, testing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf
+from specjax.models import lm as hf_lm
 
 VOCAB, WIDTH, LAYERS = 16, 16, 3
 FRONTS = {"deepseek": "model.layers.3.", "mimo": "model.mtp_layers.0.", "qwen3": "mtp."}
@@ -153,6 +155,54 @@ def test_modules_inside_a_model(target, tmp_path):
     same(head_files.read(tmp_path / "c", "mtp_module").params, own)
     with pytest.raises(UserError, match="mimo has no place for an embedding or a head"):
         head_files.write(tmp_path / "d", "mtp_module", own, facts, layout="mimo")
+
+
+def test_a_copy_of_the_target_with_modules_inside(target, tmp_path, capsys):
+    """Both are read from the copy; for vLLM it is a MiMo, whose attention has biases."""
+    model, params = target
+    config = testing.models.tiny_config(layers=LAYERS, width=WIDTH, vocab_size=VOCAB)
+    hf.save(tmp_path / "target", config, params)
+    keys = {"hidden": "raw", "zero_first": True}
+    made = cases.random_heads("mtp_module", model, params, **keys)
+    facts = dict(made.training.facts) | {"vocab_size": VOCAB}
+    own = jax.device_get(made.init_params(None))
+    head_files.write(tmp_path / "heads", "mtp_module", own, facts)
+
+    def run(name, *more, into="target"):
+        args = [str(tmp_path / "heads"), str(tmp_path / name), "--kind=mtp_module", *more]
+        return convert_heads.main([*args, f"--into={tmp_path / into}"])
+
+    assert run("both", "--layout=qwen3") == 0 and run("engine", "--for=vllm") == 0
+    for name in ("both", "engine"):
+        whole = hf.load(tmp_path / name).params
+        if name == "engine":
+            for layer in whole["layers"].values():
+                for part in "qkv":
+                    assert not layer["attention"][part].pop("bias").any()
+        same(whole, params)
+        heads = head_files.read(tmp_path / name, "mtp_module")
+        assert (heads.config["hidden"], heads.config["zero_first"]) == ("raw", True)
+        if name == "both":
+            same(heads.params, own)
+    raw = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert raw["architectures"] == ["MiMoForCausalLM"] and raw["num_nextn_predict_layers"] == 1
+    index = json.loads((tmp_path / "engine" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"][f"model.layers.{LAYERS - 1}.self_attn.k_proj.bias"]
+    # Modules twice, another target, a directory that exists, heads that lie elsewhere.
+    other = dataclasses.replace(config, intermediate_size=40)
+    hf.save(tmp_path / "other", other, hf_lm.init_params(other, jax.random.key(0)))
+    for problem, args in {
+        "has heads already (first mtp.": ("new", "--layout=qwen3", "both"),
+        "intermediate_size is 40, and that of the modules is": ("new", "--layout=mimo", "other"),
+        "both exists; name a new directory": ("both", "--layout=qwen3", "target"),
+        "none is no directory": ("new", "--layout=mimo", "none"),
+    }.items():
+        capsys.readouterr()
+        assert run(*args[:2], into=args[2]) == 2
+        error = capsys.readouterr().err
+        assert problem in error and error.count("\n") == 1 and not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="eagle heads do not lie inside their target; into is for"):
+        convert_heads.convert(tmp_path / "heads", tmp_path / "new", "eagle", into=tmp_path)
 
 
 def added(name, shape=(2, 2)):

@@ -257,6 +257,9 @@ class Codec:
     open: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     numbered: ClassVar[str] = ""
 
+    # Whether the heads may lie among the tensors of their target: ``in_target``.
+    inside: ClassVar[bool] = False
+
     # Notes in ``config["read_as"]`` on keys that may mean something else: they are worth a warning.
     doubts: ClassVar[tuple[str, ...]] = ()
 
@@ -331,6 +334,14 @@ class Codec:
             if needed:
                 raise UserError(f"{front}: {problem}")
         return Suited(self.engines[engine], config)
+
+    def in_target(self, where: Path, raw: Config, own: Config, engine: str) -> Config:
+        """config.json of a target in ``where`` with these heads inside, for ``inside``.
+
+        ``raw`` is that of the target alone, ``own`` that of the heads as written. Raises UserError
+        if the target has other sizes, or is none that the engine reads.
+        """
+        raise NotImplementedError
 
     def layout_of_names(self, names: Collection[str]) -> Layout:
         """The complete layout of a file with these names; some may be missing in the file."""

@@ -237,6 +237,11 @@ _OTHER = {
     r"\.weight_scale": "quantised weights",
 }
 
+# Of the target's own layers and of modules inside it.
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+# Models whose layers are Qwen2's, apart from biases.
+_QWEN2 = ("llama", "mistral", "qwen2")
+
 
 def _rules(layout: str, layers: int) -> Rules:
     """The table of a layout behind ``layers`` layers of the model."""
@@ -282,6 +287,7 @@ class ModuleFiles(Codec):
     files = ("model.safetensors", "pytorch_model.bin")
     layouts = tuple(NAMES)
     engines: ClassVar = {"vllm": "mimo"}
+    inside = True
     open: ClassVar = SWITCHES | {"hidden_first": (False, True), "rope_theta": (10000.0,)}
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
@@ -299,13 +305,27 @@ class ModuleFiles(Codec):
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
-        note = "put the tensors and num_nextn_predict_layers into a copy of the target's directory"
+        note = "it reads modules inside a copy of their target: --into=TARGET writes one"
         # Its layer is Qwen2's, which has biases.
-        return (
-            super()
-            .suit(engine, leaves, config | {"attention_bias": True})
-            ._replace(note=f"{note}, with the architecture MiMoForCausalLM")
-        )
+        config = config | {"attention_bias": True}
+        return super().suit(engine, leaves, config)._replace(note=note)
+
+    def in_target(self, where: Path, raw: Config, own: Config, engine: str) -> Config:
+        for size in _SIZES:
+            if size in raw and own.get(size) not in (None, raw[size]):
+                raise UserError(
+                    f"{where}: {size} is {raw[size]}, and that of the modules is {own[size]}; "
+                    "modules inside a target have its sizes, so give their target, or train others"
+                )
+        added = {key: own[key] for key in ("num_nextn_predict_layers", OWN)}
+        if engine:
+            if raw.get("model_type") not in _QWEN2:
+                raise UserError(
+                    f"{where} is a {raw.get('model_type')} model; as MiMo, {engine} reads modules "
+                    f"in {', '.join(_QWEN2)}"
+                )
+            added |= {"model_type": "qwen2", "architectures": ["MiMoForCausalLM"]}
+        return raw | added
 
     def select(self, where: Path, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         fronts = prediction_modules(tensors)
