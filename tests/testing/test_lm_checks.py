@@ -1,4 +1,4 @@
-"""``testing.check_lm``: correct models pass, wrong ones fail in the check that names the mistake."""
+"""``testing.check_lm``: right models pass, wrong ones fail in the check that names the mistake."""
 
 from __future__ import annotations
 
