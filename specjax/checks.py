@@ -58,6 +58,13 @@ def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> No
         raise UserError(f"{name} is {value!r}; it must be a number {right}")
 
 
+def shown(value: Any) -> str:
+    """What a value is, for messages: dtype and shape of an array, the type of anything else."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"of type {type(value).__name__}"
+
+
 def yes_or_no(name: str, value: Any) -> None:
     """Raises UserError unless ``value`` is True or False."""
     if not isinstance(value, bool):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from specjax import logit_maps, tree
+from specjax import checks, logit_maps, tree
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.sampling import Sampling
@@ -26,6 +26,7 @@ _KINDS = {
     "accept": (Accept, "accept.load(NAME)"),
     "params": (ModelParams, "ModelParams(target's, drafter's)"),
     "state": (DecodeState, "prefill(target, drafter, ...)"),
+    "sampling": (Sampling, "sampling.make_sampling(rows, ...)"),
 }
 
 
@@ -176,12 +177,14 @@ def prefill(
         logprobs: whether the loops fill ``DecodeState.logprobs``.
 
     Raises:
-        UserError: a prompt that is empty, longer than ``max_len``, or has ids outside the
+        UserError: arrays that have not one entry for each row; a prompt that is empty, longer than
+            ``max_len``, as long as it where there is no ``limit``, or has ids outside the
             vocabulary; ``max_len`` beyond the model's positions; a draft longer than its sliding
             window; settings made for another vocabulary; a target with an encoder, and a prompt
             that has no source or no start token after it.
     """
     check_kinds(params=params)
+    max_len, chunk = checks.whole("max_len", max_len, 1), checks.whole("chunk", chunk, 1)
     arrays = checked(target, drafter, prompt, lengths, limit, keys, sampling, max_len)
     static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
     return _prefill(target, drafter, params, *arrays, **static)
@@ -206,7 +209,7 @@ def check_kinds(**arguments: object) -> None:
     for name, value in arguments.items():
         kind, made = _KINDS[name]
         if not isinstance(value, kind):
-            given = repr(value) if isinstance(value, str) else f"of type {type(value).__name__}"
+            given = repr(value) if isinstance(value, str) else checks.shown(value)
             raise UserError(f"{name} is {given}; it must be of type {kind.__name__}: {made}")
 
 
@@ -215,20 +218,45 @@ def checked(
 ) -> tuple:
     """(prompt, lengths, limit, keys, sampling) of ``prefill``, with its defaults and checks."""
     check_kinds(target=target, drafter=drafter)
-    is_array = isinstance(keys, jax.Array)
-    are_keys = is_array and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    if not are_keys or keys.shape != prompt.shape[:1]:
-        given = f"{keys.dtype}{list(keys.shape)}" if is_array else f"of type {type(keys).__name__}"
-        raise UserError(
-            f"keys are {given}, and the prompt has {prompt.shape[0]} rows; "
-            "rng.row_keys(seed, rows) makes a key for each row"
-        )
+    _check_rows(prompt, lengths, limit, keys, sampling)
     check_window(target, drafter)
     limit = check_prefill(target, prompt, lengths, limit, max_len)
     if sampling is None:
         sampling = sampling_lib.make_sampling(prompt.shape[0])
     logit_maps.check(sampling.maps, target.vocab_size)
     return prompt, lengths, limit, keys, sampling
+
+
+def _check_rows(prompt, lengths, limit, keys, sampling) -> None:
+    """Raises UserError for an argument of ``prefill`` that has not one entry for each row."""
+    _check_integers("prompt", prompt, 2, "integers [B,P]: decode.pack_prompts(prompts)")
+    rows = prompt.shape[0]
+    right = f"integers [{rows}], one for each row of the prompt"
+    _check_integers("lengths", lengths, 1, right, rows)
+    if limit is not None and np.ndim(limit):
+        _check_integers("limit", limit, 1, right, rows)
+    is_array = isinstance(keys, jax.Array)
+    are_keys = is_array and jax.dtypes.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not are_keys or keys.shape != (rows,):
+        raise UserError(
+            f"keys are {checks.shown(keys)}, and the prompt has {rows} rows; "
+            "rng.row_keys(seed, rows) makes a key for each row"
+        )
+    if sampling is None:
+        return
+    check_kinds(sampling=sampling)
+    if {x.shape[:1] for x in jax.tree.leaves(sampling.replace(maps=None))} != {(rows,)}:
+        raise UserError(
+            f"sampling is for {sampling.temperature.size} rows, and the prompt has {rows}; "
+            f"sampling.make_sampling({rows}, ...) makes settings for each row"
+        )
+
+
+def _check_integers(name: str, value, axes: int, right: str, rows: int | None = None) -> None:
+    """Raises UserError unless ``value`` is an array of integers with so many axes, and rows."""
+    good = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer)
+    if not good or value.ndim != axes or (rows is not None and len(value) != rows):
+        raise UserError(f"{name} is {checks.shown(value)}; it must be {right}")
 
 
 def check_window(model: LM, drafter: Drafter) -> None:
@@ -257,7 +285,13 @@ def check_prefill(
         )
     if limit is None:
         limit = jnp.full((batch,), max_len, jnp.int32)
-    limit = jnp.asarray(limit, jnp.int32)
+        longest = 0 if isinstance(lengths, Tracer) else int(np.max(lengths))
+        if longest == max_len:
+            raise UserError(
+                f"max_len is {max_len}, and so long is a prompt: no token has a place after it; "
+                f"it must be at least {max_len + 1}"
+            )
+    limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), (batch,))
     if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):
         _check_prompt(target, np.asarray(prompt), np.asarray(lengths), np.asarray(limit), max_len)
     return limit

@@ -104,8 +104,9 @@ def propose(
     Nodes are invalid if their id is outside the vocabulary (a foreign table or text). In finished
     rows all nodes are invalid: their verdict is not used, and the loops of a rule end at once.
     """
-    draft, draft_state = drafter.propose(params, keys, context_of(state), state.draft)
-    tree.check_draft(drafter, draft, target.vocab_size)
+    proposal = drafter.propose(params, keys, context_of(state), state.draft)
+    rows = state.length.shape[0]
+    draft, draft_state = tree.proposed(drafter, proposal, rows, target.vocab_size)
     real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
     return draft.replace(valid=draft.valid & real & ~state.done[:, None]), draft_state
 

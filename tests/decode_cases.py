@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 
+import jax
+import numpy as np
+
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.drafters.draft_models import draft_model
-from specjax.types import ModelParams
+from specjax.types import DecodeState, ModelParams
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3, 3, 3], [1, 2, 1, 2, 1]]
 NEW = 40
@@ -110,3 +113,27 @@ def speculate(model, drafter, rule, params, prompts=PROMPTS, *, eos_id=None, **k
     decode.check(state)
     assert bool(state.done.all())
     return texts(state, prompts), state, records
+
+
+def made_up_state(rows, seed):
+    """A ``DecodeState`` with other numbers in every array and row: for code that moves rows."""
+    draw = np.random.default_rng(seed)
+    numbers = lambda *shape: draw.integers(1, 100, (rows, *shape)).astype(np.int32)  # noqa: E731
+    settings = sampling.make_sampling(rows, draw.random(rows), presence_penalty=0.5)
+    return DecodeState(
+        *(numbers(6), numbers(), numbers() + 100, numbers() > 50, numbers()),
+        cache={"k": numbers(2, 3)},
+        draft={"tree": numbers(4)},
+        keys=rng.row_keys(seed, rows),
+        round=numbers(),
+        sampling=settings.replace(maps=settings.maps.replace(prompt=numbers())),
+        taps=(numbers(2),),
+    )
+
+
+def arrays_of(state):
+    """name -> array, with the data of keys."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        state.replace(keys=jax.random.key_data(state.keys))
+    )
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}

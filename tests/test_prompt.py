@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_cases import NEW, PROMPTS, begin, oracle, run, speculate, tiny
+from decode_cases import NEW, PROMPTS, begin, oracle, run, speculate, tabular, tiny
 
 from specjax import decode, drafters, rng, sampling, testing
 from specjax.drafters.draft_models import draft_model
@@ -75,6 +75,30 @@ def test_bad_prompts():
         begin(model, drafter, both, new=20, max_len=20)
     with pytest.raises(UserError, match="prompt 1 has the token id 32; ids must be in 0..31"):
         begin(model, drafter, both, [[1], [2, 32]])
+
+
+def test_arguments_for_other_rows():
+    model, both = tabular(5), ModelParams(np.zeros((6, 5, 5), np.float32))
+    packed, lengths = decode.pack_prompts([[1, 2, 3], [4]])
+    good = {"prompt": packed, "lengths": lengths, "keys": rng.row_keys(0, 2), "max_len": 6}
+    for change, message in (
+        ({"keys": rng.row_keys(0, 1)}, r"keys are key<fry>\[1\], and the prompt has 2 rows"),
+        ({"keys": rng.row_keys(0, 3)}, r"keys are key<fry>\[3\], and the prompt has 2 rows"),
+        ({"keys": [0, 1]}, "keys are of type list, and the prompt has 2 rows"),
+        ({"sampling": sampling.make_sampling(3)}, "sampling is for 3 rows, and the prompt has 2; "),
+        ({"sampling": sampling.make_sampling(1)}, "sampling is for 1 rows, and the prompt has 2; "),
+        ({"sampling": {"temperature": 1.0}}, "sampling is of type dict; it must be of type Samp"),
+        ({"max_len": 3}, "max_len is 3, and so long is a prompt: .*; it must be at least 4"),
+        ({"max_len": 6.0}, "max_len is 6.0; it must be a whole number >= 1"),
+        ({"chunk": 0}, "chunk is 0; it must be a whole number >= 1"),
+        ({"prompt": [[1, 2, 3], [4, 0, 0]]}, "prompt is of type list; .*: decode.pack_prompts"),
+        ({"prompt": packed * 1.0}, r"prompt is float32\[2, 3\]; it must be integers \[B,P\]"),
+        ({"lengths": np.array([3])}, r"lengths is int64\[1\]; it must be integers \[2\], one for"),
+        ({"limit": np.array([4, 5, 6])}, r"limit is int64\[3\]; it must be integers \[2\]"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            decode.prefill(model, drafters.make("none", model), both, **good | change)
+        assert "\n" not in str(caught.value)
 
 
 def test_bad_drafters():

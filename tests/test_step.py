@@ -165,13 +165,17 @@ def draft_of(nodes, parents=None, probs=None, depth=None):
 @pytest.mark.parametrize(
     ("siblings", "draft", "message"),
     [
-        (CHAIN, draft_of(2), r"gave tokens of shape \(2, 2\); with 3 nodes it must be \(2, 3\)"),
+        (
+            CHAIN,
+            draft_of(2),
+            r"propose of .* returned tokens of shape \(2, 2\); with 3 nodes it must be \(2, 3\)",
+        ),
         (
             CHAIN,
             draft_of(3, probs=jnp.zeros((2, 3, 8))),
-            r"gave probs of shape \(2, 3, 8\); with 3 nodes it must be \(2, 3, 7\)",
+            r"returned probs of shape \(2, 3, 8\); with 3 nodes it must be \(2, 3, 7\)",
         ),
-        (CHAIN, draft_of(3, depth=2), "gave a draft of depth 2; it declares depth 3"),
+        (CHAIN, draft_of(3, depth=2), "returned a draft of depth 2; it declares depth 3"),
         (IID, draft_of(3), "declares siblings 'iid' and gave no parents"),
         (CHAIN, draft_of(3, parents=jnp.full((2, 3), -1)), "siblings 'chain' and gave parents"),
         (

@@ -25,6 +25,7 @@ from specjax.testing.exact import (
 from specjax.testing.findings import Finding, Report
 from specjax.testing.forecast_checks import forecast_equals_decoding
 from specjax.testing.laws import sequence_law
+from specjax.testing.lm_checks import check_lm
 from specjax.testing.loop import Fit, detectable, loop_fit
 from specjax.testing.models import (
     keyed,
@@ -52,6 +53,7 @@ __all__ = [
     "check_accept",
     "check_draft",
     "check_drafter",
+    "check_lm",
     "chi_square",
     "chi_square_tail",
     "detectable",

@@ -98,7 +98,8 @@ def check_drafter(
     Returns:
         A ``Report``: the form of its drafts, the probs that it declares, its state, its forecast,
         then per rule the exact law of a round and the findings of ``check_pair``. An exception in
-        the drafter's code is a failed check.
+        the drafter's code is a failed check. If its functions take or return something of another
+        form, that is the only check.
     """
     chosen = lossless_rules(drafter) if rules is None else list(rules)
     for rule in chosen:
@@ -119,8 +120,11 @@ def _drafter_checks(
     prompts: Sequence[Sequence[int]],
     quick: bool,
 ) -> Iterator[Check]:
-    own = (drafter, target, params)
-    yield "drafts are well formed", drafter_checks.well_formed, *own
+    own, name = (drafter, target, params), "drafts are well formed"
+    if wrong := drafter_checks.wrong_form(*own):
+        yield name, Finding, name, False, wrong
+        return
+    yield name, drafter_checks.well_formed, *own
     settings = SETTINGS[:1] if quick else SETTINGS
     claimed = (target, drafter, params, prompts, settings)
     yield "tokens are drawn from the declared probs", claims.drawn_as_declared, *claimed

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, step
+from specjax import accept, checks, step
 from specjax.accept.verdict import parents as parents_of
 from specjax.errors import UserError
 from specjax.testing import loop
 from specjax.testing.claims import existing
-from specjax.testing.findings import Finding
+from specjax.testing.findings import Finding, where
 from specjax.testing.models import prompts_of
 from specjax.types import (
     CHAIN,
@@ -23,11 +26,84 @@ from specjax.types import (
     Draft,
     Drafter,
     ModelParams,
+    same_state,
 )
 
 # How far from 1 the sum of float32 probabilities may be.
 SUM = 1e-4
 PROMPTS = ([0, 1, 1], [1], [1, 1, 0, 1, 1], [0, 0])
+
+
+# The functions of a drafter, and what they are called with.
+_TAKES = {
+    "init_params": ("key",),
+    "init": ("params", "context", "target_out", "slots"),
+    "propose": ("params", "keys", "context", "state"),
+    "update": ("params", "state", "draft", "verdict", "target_out"),
+}
+
+
+def wrong_form(drafter: Drafter, target: LM, params: ModelParams) -> str | None:
+    """What is wrong with the numbers of a drafter or with what its functions take and return.
+
+    One line, of the first thing that is wrong in one traced round; None: nothing is wrong.
+    """
+    try:
+        checks.whole(f"nodes of {drafter.name}", drafter.nodes, 0)
+        checks.whole(f"depth of {drafter.name}", drafter.longest, 0)
+        for name, arguments in _TAKES.items():
+            _check_call(drafter, name, arguments)
+        _check_state(drafter, *jax.eval_shape(lambda: _one_round(drafter, target, params)))
+    except Exception as error:
+        return where(error)
+    return None
+
+
+def _one_round(drafter: Drafter, target: LM, params: ModelParams) -> tuple[Any, Any]:
+    """The drafter's state before and after the first round."""
+    state = loop.begin(target, drafter, params, prompts_of(target, PROMPTS), 7, 0)
+    after = step.speculative_step(target, drafter, accept.load("match"), params, state)[0]
+    return state.draft, after.draft
+
+
+def _check_call(drafter: Drafter, name: str, arguments: tuple[str, ...]) -> None:
+    """Raises UserError unless the function can be called with these arguments."""
+    function, taken = getattr(drafter, name), ", ".join(arguments)
+    if not callable(function):
+        kind = type(function).__name__
+        raise UserError(f"{name} of {drafter.name} is of type {kind}; give a function of ({taken})")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise UserError(
+            f"{name} of {drafter.name} takes {signature}; it is called with ({taken})"
+        ) from None
+
+
+def _check_state(drafter: Drafter, before: Any, after: Any) -> None:
+    """Raises UserError unless a round keeps the structure, the shapes and the dtypes of a state."""
+    first, second = (
+        {
+            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
+        for state in (before, after)
+    )
+    given, names = "update" if drafter.update is not same_state else "propose", [*first, *second]
+    wrong = [name for name in names if first.get(name) != second.get(name)]
+    if wrong:
+        old, new = (each.get(wrong[0], "nothing") for each in (first, second))
+        raise UserError(
+            f"{given} of {drafter.name} returned a state with {new} at state{wrong[0]}, and init "
+            f"one with {old}; every round must keep shapes and dtypes"
+        )
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        old, new = (type(state).__name__ for state in (before, after))
+        raise UserError(
+            f"{given} of {drafter.name} returned a state of another structure ({new}) than init "
+            f"({old}); every round must keep it"
+        )
 
 
 def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
@@ -132,7 +208,7 @@ def _check_topology(parents: np.ndarray, valid: np.ndarray, vocab_size: int) -> 
 
 def _check_probs(probs: np.ndarray, tokens: np.ndarray, sampled: np.ndarray) -> None:
     _refuse(sampled & ~np.isfinite(probs).all(-1), "probs that are not finite")
-    _refuse(sampled & (probs.min(-1) < 0), "a negative probability")
+    _refuse(sampled & (probs.min(-1) < 0), "a negative probability; give probs, not logits")
     _refuse(sampled & (np.abs(probs.sum(-1) - 1) > SUM), "probs that do not sum to 1")
     own = np.take_along_axis(probs, tokens[..., None], -1)[..., 0]
     _refuse(sampled & (own <= 0), "a token of probability 0 in its own probs")

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from specjax.errors import UserError
 from specjax.types import Accept
 
 # Parts of the paths of frames that do not show where a user's code failed.
@@ -110,16 +111,20 @@ def collect(
 
 
 def where(error: BaseException) -> str:
-    """The exception in one line: the innermost place of the user's code, its type, its message."""
+    """The exception in one line: the innermost place of the user's code, its type, its message.
+
+    Of a ``UserError`` of the library the message alone.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     known = [f for f in frames if not any(part in f.filename for part in _LIBRARIES)]
     users = [f for f in known if _OWN not in f.filename]
-    place = ""
+    place, message = "", " ".join(str(error).split())[:300]
+    if isinstance(error, UserError) and not (users and known[-1] is users[-1]):
+        return message
     if users or known:
         frame = (users or known)[-1]
         place = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}, in {frame.name}: "
-    message = " ".join(str(error).split())
-    return f"{place}{type(error).__name__}: {message[:300]}"
+    return f"{place}{type(error).__name__}: {message}"
 
 
 def _shower(progress: Progress) -> Callable[[str], None]:

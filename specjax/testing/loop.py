@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
 import scipy.stats
@@ -46,7 +45,7 @@ def begin(
     ``width`` is that of the packed prompts, by default their longest length.
     """
     packed, lengths = decode.pack_prompts(prompts, width)
-    new = jnp.broadcast_to(jnp.asarray(new, jnp.int32), lengths.shape)
+    new = np.broadcast_to(np.asarray(new, np.int32), lengths.shape)
     return decode.prefill(
         target,
         drafter,

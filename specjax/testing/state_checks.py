@@ -92,6 +92,7 @@ def _prefilled(
         lengths,
         rng.row_keys(3, len(PROMPTS)),
         max_len=size,
+        limit=jnp.full_like(lengths, size),
         sampling=sampling.make_sampling(len(PROMPTS), TEMPERATURES),
     )
 

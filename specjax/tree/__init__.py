@@ -245,21 +245,56 @@ def block_visible(draft: Draft) -> jax.Array:
     return (block_layout(draft) or chain_layout(batch, nodes + 1)).visible
 
 
-def check_draft(drafter: Drafter, draft: Draft, vocab: int) -> None:
-    """Raises UserError unless a draft has the shapes and the form that its drafter declares."""
-    nodes = (draft.tokens.shape[0], drafter.nodes)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("tokens", "valid", "parents"), nodes)
-    shapes["probs"] = (*nodes, vocab)
-    for name, shape in shapes.items():
-        array = getattr(draft, name)
-        if array is not None and array.shape != shape:
+def proposed(drafter: Drafter, proposal: Any, batch: int, vocab: int) -> tuple[Draft, Any]:
+    """The draft and the state that ``propose`` returned for so many rows.
+
+    Raises UserError unless it is such a pair, and the draft has the arrays and the form that the
+    drafter declares.
+    """
+    parts = proposal if isinstance(proposal, tuple | list) else ()
+    if len(parts) != 2 or not isinstance(parts[0], Draft):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        shown = f"({kinds})" if parts else type(proposal).__name__
+        raise UserError(f"propose of {drafter.name} returned {shown}; it must be (Draft, state)")
+    draft, state = parts
+    _check_arrays(drafter, draft, batch, vocab)
+    _check_form(drafter, draft)
+    return draft, state
+
+
+# Fields of a draft -> the kind of their dtype and its name.
+_KINDS = {
+    **dict.fromkeys(("tokens", "parents", "fed"), (jnp.integer, "an integer")),
+    **dict.fromkeys(("valid", "finite"), (jnp.bool_, "bool")),
+    "probs": (jnp.floating, "a float"),
+}
+
+
+def _check_arrays(drafter: Drafter, draft: Draft, batch: int, vocab: int) -> None:
+    """Raises UserError for a field that is no array, or of another shape or kind of dtype."""
+    returned, nodes = f"propose of {drafter.name} returned", (batch, drafter.nodes)
+    shapes = {"probs": (*nodes, vocab), "finite": (batch,), "fed": (batch,)}
+    needed = ("tokens", "valid")
+    for name in [n for n in _KINDS if n in needed or getattr(draft, n) is not None]:
+        array, shape, (kind, right) = getattr(draft, name), shapes.get(name, nodes), _KINDS[name]
+        if not hasattr(array, "dtype"):
             raise UserError(
-                f"drafter {drafter.name} gave {name} of shape {array.shape}; "
+                f"{returned} {name} of type {type(array).__name__}; it must be an array {shape}"
+            )
+        if array.shape != shape:
+            raise UserError(
+                f"{returned} {name} of shape {array.shape}; "
                 f"with {drafter.nodes} nodes it must be {shape}"
             )
+        if not jnp.issubdtype(array.dtype, kind):
+            raise UserError(f"{returned} {name} of dtype {array.dtype}; it must be {right}")
+
+
+def _check_form(drafter: Drafter, draft: Draft) -> None:
+    """Raises UserError for another depth, and parents or probs that its siblings do not have."""
     if draft.longest != drafter.longest:
         raise UserError(
-            f"drafter {drafter.name} gave a draft of depth {draft.longest}; "
+            f"propose of {drafter.name} returned a draft of depth {draft.longest}; "
             f"it declares depth {drafter.longest}"
         )
     if (draft.parents is None) != (drafter.siblings == CHAIN):

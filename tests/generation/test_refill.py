@@ -6,9 +6,11 @@ import cases
 import jax
 import numpy as np
 import pytest
+from decode_cases import arrays_of, made_up_state
 
 from specjax import accept, decode, drafters, rng, sampling
 from specjax.errors import UserError
+from specjax.generation import refill
 from specjax.generation.refill import decode_all
 from specjax.types import ModelParams
 
@@ -79,6 +81,17 @@ def test_texts_are_those_of_single_rows(name, keys, temperature):
     assert texts == alone(*parts, prompts, limits, temperature)
     assert any(text[-1] == EOS for text in texts) and any(text[-1] != EOS for text in texts)
     assert all(1 <= each.rounds <= len(each.tokens) for each in answers)
+
+
+def test_a_new_row_has_nothing_of_the_row_before():
+    """Settings, limit, key, round, caches and the drafter's state, and no other row changes."""
+    state, one = made_up_state(3, 0), made_up_state(1, 1)
+    axes = tuple(0 for _ in jax.tree.leaves(state))
+    before, new = arrays_of(state), arrays_of(one)
+    after = arrays_of(refill._inserted(state, one, jax.numpy.asarray(1), axes))
+    for name, array in after.items():
+        assert np.array_equal(array[1:2], new[name]), name
+        assert np.array_equal(array[::2], before[name][::2]), name
 
 
 def test_nothing_is_compiled_again():

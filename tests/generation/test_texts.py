@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decode_cases import arrays_of, made_up_state
 
 import specjax as sj
 from specjax import generation, outcome
 from specjax.errors import UserError
 from specjax.generation import texts
+from specjax.sampling import after_prompt
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +310,24 @@ def test_decoding_is_plain_unless_a_drafter_is_asked_for(model):
     assert model.method().drafter.name == "none"
     assert generation.Model(model.target, model.target).method().drafter.name == "draft_model"
     assert sj.generate_text(model, "Once", max_new_tokens=8).tau == 1
+
+
+def test_samples_have_the_prompt_of_their_row_and_settings_of_their_own():
+    state, own = made_up_state(2, 0), made_up_state(6, 1)
+    axes = tuple(0 for _ in jax.tree.leaves(state))
+    # Of the made-up lengths and limits some rows have nothing to write.
+    limit, samples = state.length.repeat(3) + np.asarray([-1, 0, 1] * 2, np.int32), 3
+    rest = (limit, own.keys, own.sampling)
+    after = texts._repeated(state, samples, axes, rest)
+    assert np.array_equal(after.done, [True, True, False] * 2)
+    # What penalties count as output begins after the prompt.
+    assert np.array_equal(after.sampling.maps.prompt, after.length)
+    expected = own.replace(limit=limit, done=after.done)
+    expected = expected.replace(sampling=after_prompt(own.sampling, after.length))
+    given, before = arrays_of(expected), arrays_of(state)
+    for name, array in arrays_of(after).items():
+        moved = name.startswith((".keys", ".limit", ".sampling", ".done"))
+        assert np.array_equal(array, given[name] if moved else before[name].repeat(3, 0)), name
 
 
 @pytest.mark.slow

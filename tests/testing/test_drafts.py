@@ -8,7 +8,7 @@ import pytest
 
 from specjax import testing
 from specjax.errors import UserError
-from specjax.types import Draft
+from specjax.types import Draft, Drafter, ModelParams
 
 pytestmark = pytest.mark.fast
 GOOD = {
@@ -84,3 +84,77 @@ def test_more_siblings_than_tokens():
     )
     with pytest.raises(UserError, match="one of 4 siblings; the vocabulary has 3 tokens"):
         testing.check_draft(draft, 3, "deterministic")
+
+
+def _wrong_drafter(propose=None, **fields):
+    """A drafter that proposes token 0 twice, with a mistake."""
+
+    def signed(params, keys, context, state):
+        tokens = jnp.zeros((len(context.length), 2), jnp.int32)
+        draft = Draft(tokens, jnp.ones_like(tokens, bool))
+        return propose(draft, state) if propose else (draft, state)
+
+    return Drafter(**{"propose": signed, "nodes": 2, "name": "mine"} | fields)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        (
+            _wrong_drafter(nodes=3),
+            "propose of mine returned tokens of shape (4, 2); with 3 nodes it must be (4, 3)",
+        ),
+        (
+            _wrong_drafter(lambda draft, state: draft),
+            "propose of mine returned Draft; it must be (Draft, state)",
+        ),
+        (
+            _wrong_drafter(lambda draft, state: (state, draft)),
+            "propose of mine returned (tuple, Draft); it must be (Draft, state)",
+        ),
+        (
+            _wrong_drafter(lambda draft, s: (draft.replace(tokens=draft.tokens * 1.0), s)),
+            "propose of mine returned tokens of dtype float32; it must be an integer",
+        ),
+        (
+            _wrong_drafter(lambda draft, s: (draft.replace(valid=draft.tokens), s)),
+            "propose of mine returned valid of dtype int32; it must be bool",
+        ),
+        (
+            _wrong_drafter(lambda draft, s: (draft.replace(tokens=[[0, 0]]), s)),
+            "propose of mine returned tokens of type list; it must be an array (4, 2)",
+        ),
+        (
+            _wrong_drafter(lambda draft, s: (draft.replace(probs=jnp.ones((4, 2))), s)),
+            "propose of mine returned probs of shape (4, 2); with 2 nodes it must be (4, 2, 3)",
+        ),
+        (_wrong_drafter(depth=1), "propose of mine returned a draft of depth 2; it declares"),
+        (_wrong_drafter(nodes=2.0), "nodes of mine is 2.0; it must be a whole number >= 0"),
+        (
+            _wrong_drafter(init=lambda params, context: ()),
+            "init of mine takes (params, context); it is called with (params, context, target_out, "
+            "slots)",
+        ),
+        (_wrong_drafter(init=()), "init of mine is of type tuple; give a function of (params,"),
+        (
+            _wrong_drafter(
+                init=lambda p, c, o, s: c.length, update=lambda p, state, d, v, o: state[:1]
+            ),
+            "update of mine returned a state with int32[1] at state, and init one with "
+            "int32[4]; every round must keep shapes and dtypes",
+        ),
+        (
+            _wrong_drafter(update=lambda p, s, d, v, o: None),
+            "update of mine returned a state of another structure (NoneType) than init (tuple)",
+        ),
+        (
+            _wrong_drafter(lambda draft, state: (draft, state + 0.5), init=lambda p, c, o, s: 0),
+            "propose of mine returned a state with float32[] at state, and init one with int32[]",
+        ),
+    ],
+)
+def test_a_mistake_of_form_is_one_line(drafter, message):
+    target, params = testing.tabular(3), ModelParams(testing.random_table(0, 3))
+    report = testing.check_drafter(drafter, target, params, progress=False)
+    assert report.failed and len(report.findings) == 1
+    assert report.findings[0].detail.startswith(message)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import cases
 import jax
 import jax.numpy as jnp
 import mutants
 import numpy as np
 import pytest
+from mutants import rows
 
 from specjax import accept, outcome, testing
 from specjax.drafters.draft_models import draft_model
@@ -202,3 +206,17 @@ def test_check_accept_detects(mutant):
     rule = mutant.rule()._replace(lossless_class="L1", siblings=("chain",))
     report = testing.check_accept(rule, quick=True, first_failure=True, progress=False)
     assert report.failed
+
+
+@pytest.mark.parametrize("mutant", rows.ROWS, ids=lambda mutant: mutant.name)
+def test_a_default_test_detects(mutant, monkeypatch):
+    """Mistakes that changed no text of the first tier; the test is that of ``caught_by``."""
+    module, name = mutant.caught_by.split("::")
+    path = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(f"default_{module}", path)
+    tests = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tests)
+    getattr(tests, name)()
+    mutant.change(monkeypatch)
+    with pytest.raises(AssertionError):
+        getattr(tests, name)()

@@ -15,7 +15,7 @@ from specjax import accept, decode, drafters, rng, sampling, step, testing
 from specjax.drafters.nested import staged
 from specjax.errors import UserError
 from specjax.testing import check_draft, exact, law_checks, loop
-from specjax.types import CHAIN, WITHOUT_REPLACEMENT, ModelParams
+from specjax.types import CHAIN, WITHOUT_REPLACEMENT, Context, Draft, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
 pytestmark = pytest.mark.xdist_group("enumeration")
@@ -174,6 +174,28 @@ def test_the_models_cache_follows_the_text():
     target, drafter, params = real(gamma=3, width=2)
     finding = testing.state_follows_text(drafter, target, params)
     assert finding.passed, finding
+
+
+def test_siblings_are_distinct():
+    """In a sampled row and in a greedy one, where they are the best tokens after the chain's."""
+    logits = np.asarray([[[3, 1, 2, 0], [0, 1, 2, 3]]] * 2, np.float32)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    first = np.asarray([[0, 3], [2, 3]], np.int32)
+    drawn = Draft(first, np.ones((2, 2), bool), probs=probs)
+    length = np.ones(2, np.int32)
+    context = Context(first, length, sampling.make_sampling(2, [0.0, 1.0]))
+    settings = made(4, gamma=2, width=3)[1].propose.args[0]
+
+    @jax.jit
+    def siblings(base):
+        keys = rng.RowKeys(base, jnp.asarray(0), length)
+        return staged._siblings(settings, keys, context, jax.tree.map(jnp.asarray, drawn), logits)
+
+    tokens, exist, probs = map(np.asarray, siblings(rng.row_keys(0, 2)))
+    assert exist.all() and np.array_equal(tokens[0], [[2, 1], [2, 1]])
+    for depth in range(2):
+        assert len({first[1, depth], *tokens[1, depth].tolist()}) == 3
+        assert (np.take_along_axis(probs[1, depth], tokens[1, depth][:, None], 1) > 0).all()
 
 
 @pytest.mark.fast

@@ -1,0 +1,352 @@
+"""Checks of a target of one's own: what ``types.LM`` requires, as a readable report.
+
+    report = testing.check_lm(lm, params)
+    print(report)
+    assert report.passed
+
+Every pass is compared with the same text fed one token at a time. Differences are given as parts
+of the largest distance of a logit from the mean of its position.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import tree
+from specjax.errors import UserError
+from specjax.testing.findings import Check, Finding, Progress, Report, collect, where
+from specjax.types import LM, Params
+
+# The tree of a pass: its leaves are the nodes 3, 5 and 6.
+PARENTS = (-1, 0, 0, 1, 2, 4, 2)
+# The paths that the rows commit, and how many of their nodes.
+PATHS, COUNTS = ((0, 2, 4, 5), (0, 1, 3, 3), (0, 2, 6, 6)), (4, 2, 0)
+SIZE, ROWS, MORE = len(PARENTS), len(PATHS), 3
+# The tokens before a pass where there is no window, and how far beyond the smallest one.
+TEXT, BEYOND = 6, 3
+# The allowed difference, by the narrowest float dtype of parameters and block.
+CLOSE = {8: 1e-9, 4: 1e-4, 2: 0.05, 1: 0.3}
+# A change of the text must change logits by so many times the allowed difference.
+POWER = 10
+
+
+def check_lm(
+    lm: LM,
+    params: Params,
+    *,
+    close: float | None = None,
+    seed: int = 0,
+    first_failure: bool = False,
+    progress: Progress = True,
+) -> Report:
+    """Checks the functions of a model on random texts of three rows.
+
+    Args:
+        lm: a model without an encoder, small enough to run a few passes.
+        params: such that the logits depend strongly on the text. Fresh parameters often do not:
+            multiply their matrices by 8, as ``testing.tiny`` does.
+        close: the allowed difference, as a part of the largest distance of a logit from the mean of
+            its position; None: 1e-4 for float32, 0.05 for bfloat16, 1e-9 for float64.
+        seed: of the texts.
+        first_failure: whether to end at the first check that fails.
+        progress: True: finished lines appear on stderr; a function gets each line; False: silence.
+
+    Returns:
+        A ``Report`` with the largest difference of each property. If ``apply`` or ``commit`` return
+        something of another form, that is the only check.
+
+    Raises:
+        UserError: a model with an encoder, or with too few positions.
+    """
+    if lm.encoder is not None:
+        raise UserError(f"{lm.name} reads a source with an encoder; check_lm takes models without")
+    checks = _checks(lm, params, close, seed)
+    return collect(lm.name, checks, progress=progress, first_failure=first_failure, proves="target")
+
+
+def _checks(lm: LM, params: Params, close: float | None, seed: int) -> Iterator[Check]:
+    passes, form = _Passes(lm, params, close, seed), "what its functions return"
+    wrong = _wrong_form(lm, params)
+    yield form, Finding, form, not wrong, wrong or "shapes and dtypes are those of types.LM"
+    if wrong:
+        return
+    yield "logits depend on the text", passes.dependence
+    for name, pairs in (
+        ("a block equals steps", passes.block),
+        ("rows of unequal length", passes.ragged),
+        ("a tree equals the chains of its paths", passes.paths),
+        ("a tree in two parts", passes.parts),
+        ("logits do not depend on the slots", passes.slots),
+        ("logits do not depend on padding", passes.padding),
+        ("logits do not depend on the other rows", passes.rows),
+        ("apply changes nothing", passes.apply_again),
+        ("commit follows path and count", passes.commit),
+    ):
+        yield name, passes.compare, name, pairs
+    yield "new parameters, no new trace", passes.new_params
+
+
+def _wrong_form(lm: LM, params: Params) -> str | None:
+    """What is wrong with the results of ``apply`` and ``commit``, in one line, or None."""
+    try:
+        tokens, count = jnp.zeros((ROWS, SIZE), jnp.int32), jnp.zeros(ROWS, jnp.int32)
+        cache = lm.init_cache(ROWS, 2 * SIZE)
+        out, block = _pair(lm, tree.shapes(lm.apply, params, tokens, cache))
+        wide = max(jnp.dtype(x.dtype).itemsize for x in _floats(params) or [np.zeros(1, "f4")])
+        shape, dtype = (*tokens.shape, lm.vocab_size), jnp.float64 if wide == 8 else jnp.float32
+        if out.logits.shape != shape or out.logits.dtype != dtype:
+            return (
+                f"apply of {lm.name} returned logits {out.logits.dtype}{list(out.logits.shape)}; "
+                f"they must be {jnp.dtype(dtype)}{list(shape)}"
+            )
+        for leaf in jax.tree.leaves(block):
+            if leaf.shape[:2] != tokens.shape:
+                return (
+                    f"apply of {lm.name} returned a block with an array {list(leaf.shape)}; all "
+                    f"arrays of a block must be [B,T,...], here {list(tokens.shape)} and more"
+                )
+        after = tree.shapes(lm.commit, cache, block, count)
+        kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), each) for each in (cache, after)]
+        if kinds[0] != kinds[1]:
+            return f"commit of {lm.name} changed the structure, a shape or a dtype of the cache"
+        length = getattr(cache, "length", None)
+        if length is None or length.shape != (ROWS,):
+            return f"the cache of {lm.name} has no length i32[B], the number of committed tokens"
+    except Exception as error:
+        return where(error)
+    return None
+
+
+def _pair(lm: LM, result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[0], "logits"):
+        raise UserError(
+            f"apply of {lm.name} returned {type(result).__name__}; it must be (Output, block)"
+        )
+    return result
+
+
+def _floats(values: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(values) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _before(lm: LM) -> int:
+    """N, the tokens before a block: more than the smallest window has positions."""
+    size = TEXT if lm.window is None else lm.window + BEYOND
+    if lm.max_positions is not None and size + 2 * SIZE > lm.max_positions:
+        raise UserError(
+            f"{lm.name} has {lm.max_positions} positions; the checks need {size + 2 * SIZE}, which "
+            "is more than its sliding window has"
+        )
+    return size
+
+
+class _Passes:
+    """The passes of a model over texts with T = SIZE tokens after N committed ones."""
+
+    def __init__(self, lm: LM, params: Params, close: float | None, seed: int):
+        self.lm, self.params, self._close, self._traces = lm, params, close, 0
+        size = _before(lm)
+        draw = functools.partial(np.random.default_rng(seed).integers, 0, lm.vocab_size)
+        self.text, self.nodes, self.more = (
+            draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)
+        )
+        self.past, self.size = self.text[:, :size], size + 2 * SIZE
+        # The committed tokens: N in all rows, and rows of unequal length.
+        self.even = np.full(ROWS, size, np.int32)
+        self.uneven = np.asarray([size, max(size - 4, 1), 0], np.int32)
+
+    def _fed(self, params, slots: int, tokens, counts):
+        """The logits of the first tokens and the cache after ``counts`` of them, as in prefill."""
+        self._traces += 1
+        out, block = self.lm.apply(params, tokens, self.lm.init_cache(len(tokens), 0))
+        return out.logits, self.lm.commit(self.lm.init_cache(len(tokens), slots), block, counts)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def _chain(self, slots: int, params, tokens, counts, chain):
+        """The logits of the tokens [B,N], and of a block after ``counts`` of them."""
+        first, cache = self._fed(params, slots, tokens, counts)
+        return first, self.lm.apply(params, chain, cache)[0].logits
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _steps(self, params, tokens):
+        """The logits of tokens [B,L], fed one at a time."""
+
+        def step(cache, token):
+            out, block = self.lm.apply(params, token[:, None], cache)
+            return self.lm.commit(cache, block, jnp.ones(len(token), jnp.int32)), out.logits[:, 0]
+
+        cache = self.lm.init_cache(len(tokens), self.size)
+        return jax.lax.scan(step, cache, tokens.T)[1].swapaxes(0, 1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _tree(self, params, tokens, counts, nodes):
+        """The logits of a tree, at once, again, and in parts; whether the cache stayed the same."""
+        cache = self._fed(params, self.size, tokens, counts)[1]
+        leaves = jax.tree.leaves(cache)
+        parents = jnp.broadcast_to(jnp.asarray(PARENTS), nodes.shape)
+        whole = self.lm.apply(params, nodes, cache, tree.layout(parents))[0].logits
+        same = [a is b for a, b in zip(leaves, jax.tree.leaves(cache), strict=True)]
+        again = self.lm.apply(params, nodes, cache, tree.layout(parents))[0].logits
+        layout = tree.layout(parents[:, :3])
+        first, block = self.lm.apply(params, nodes[:, :3], cache, layout)
+        rest = self.lm.apply(params, nodes[:, 3:], cache, tree.layout(parents, SIZE - 3), block)[0]
+        parts = jnp.concatenate([first.logits, rest.logits], 1)
+        return whole, again, parts, jnp.asarray(all(same))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _commit(self, params, tokens, counts, nodes, more):
+        """The logits after a committed path, given as such or as its tokens; the lengths."""
+        cache = self._fed(params, self.size, tokens, counts)[1]
+        parents = jnp.broadcast_to(jnp.asarray(PARENTS), nodes.shape)
+        block = self.lm.apply(params, nodes, cache, tree.layout(parents))[1]
+        count, path = jnp.asarray(COUNTS), jnp.asarray(PATHS)
+        kept = tree.accepted(block, count, path)[0]
+        after = [self.lm.commit(cache, block, count, path), self.lm.commit(cache, kept, count)]
+        logits = [self.lm.apply(params, more, each)[0].logits for each in after]
+        return *logits, jnp.stack([each.length - cache.length for each in after])
+
+    def _after(self, counts, chain=None, text=None, more: int = 0) -> Any:
+        """The logits of the text [B,N,V], and of a block [B,T,V] after ``counts`` of each row.
+
+        The block is by default what follows in the text; ``more`` slots than needed.
+        """
+        text = self.past if text is None else text
+        chain = _part(self.text, counts) if chain is None else chain
+        return self._chain(self.size + more, self.params, text, counts, chain)
+
+    @functools.cached_property
+    def _truth(self) -> np.ndarray:
+        """The logits of the texts, by steps."""
+        return np.asarray(self._steps(self.params, self.text))
+
+    @functools.cached_property
+    def _usual(self) -> np.ndarray:
+        """The logits of a block in rows of unequal length."""
+        return np.asarray(self._after(self.uneven)[1])
+
+    @functools.cached_property
+    def _trees(self) -> tuple[np.ndarray, ...]:
+        results = self._tree(self.params, self.past, self.uneven, self.nodes)
+        return tuple(np.asarray(x) for x in results)
+
+    @functools.cached_property
+    def allowed(self) -> float:
+        """The largest difference that is allowed."""
+        if self._close is not None:
+            return self._close
+        empty = self.lm.init_cache(ROWS, 0)
+        block = tree.shapes(self.lm.apply, self.params, jnp.asarray(self.text), empty)[1]
+        sizes = [jnp.dtype(x.dtype).itemsize for x in _floats((self.params, block))]
+        return CLOSE[min(sizes, default=4)]
+
+    def _difference(self, got, expected) -> float:
+        """The largest difference as a part of the scale of the logits; infinite for NaN."""
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        finite = np.where(np.isfinite(self._truth), self._truth, np.nan).astype(np.float64)
+        scale = np.nanmax(np.abs(finite - np.nanmean(finite, -1, keepdims=True)))
+        with np.errstate(invalid="ignore"):
+            error = np.where(got == expected, 0, np.abs(got - expected))
+        return float(np.where(np.isnan(error), np.inf, error).max() / (scale or 1.0))
+
+    def compare(self, name: str, pairs: Callable[[], Iterable[Any]]) -> Finding:
+        """The finding of pairs of logits that must be equal; a text among them is a mistake."""
+        found = list(pairs())
+        worst = max(self._difference(*pair) for pair in found if not isinstance(pair, str))
+        wrong = "".join(f"; {each}" for each in found if isinstance(each, str))
+        detail = f"the largest difference is {worst:.1e}; {self.allowed:.0e} is allowed{wrong}"
+        return Finding(name, worst <= self.allowed and not wrong, detail)
+
+    def dependence(self) -> Finding:
+        """Whether the other checks can fail: another token before the last one changes logits."""
+        name, other = "logits depend on the text", self.text.copy()
+        other[:, -2] = (other[:, -2] + 1) % self.lm.vocab_size
+        share = self._difference(self._steps(self.params, other)[:, -1], self._truth[:, -1])
+        detail = f"another token before the last one changes them by {share:.1e}"
+        if not np.isfinite(share):
+            return Finding(name, False, "they are not finite")
+        if share > POWER * self.allowed:
+            return Finding(name, True, detail)
+        more = f"; {POWER * self.allowed:.0e} is needed: give parameters with larger matrices"
+        return Finding(name, None, detail + more)
+
+    def block(self) -> Iterator[Any]:
+        first, then = self._after(self.even)
+        yield first, self._truth[:, : self.past.shape[1]]
+        yield then, _part(self._truth, self.even)
+
+    def ragged(self) -> Iterator[Any]:
+        yield self._usual, _part(self._truth, self.uneven)
+
+    def paths(self) -> Iterator[Any]:
+        for leaf in (3, 5, 6):
+            path = [leaf]
+            while PARENTS[path[0]] >= 0:
+                path.insert(0, PARENTS[path[0]])
+            chain = self.nodes[:, (path + [0] * SIZE)[:SIZE]]
+            yield self._trees[0][:, path], self._after(self.uneven, chain)[1][:, : len(path)]
+
+    def parts(self) -> Iterator[Any]:
+        yield self._trees[2], self._trees[0]
+
+    def slots(self) -> Iterator[Any]:
+        yield self._after(self.uneven, more=9)[1], self._usual
+
+    def padding(self) -> Iterator[Any]:
+        unused = np.arange(self.past.shape[1]) >= self.uneven[:, None]
+        text = np.where(unused, (self.past + 1) % self.lm.vocab_size, self.past)
+        yield self._after(self.uneven, text=text)[1], self._usual
+
+    def rows(self) -> Iterator[Any]:
+        chain = _part(self.text, self.uneven)
+        for row in range(ROWS):
+            one = slice(row, row + 1)
+            yield self._after(self.uneven[one], chain[one], self.past[one])[1], self._usual[one]
+
+    def apply_again(self) -> Iterator[Any]:
+        first, again, _, same = self._trees
+        yield again, first
+        if not same:
+            yield "it replaced an array of the cache"
+
+    def commit(self) -> Iterator[Any]:
+        results = self._commit(self.params, self.past, self.uneven, self.nodes, self.more)
+        chain = np.zeros((ROWS, SIZE), np.int32)
+        for row, (path, count) in enumerate(zip(PATHS, COUNTS, strict=True)):
+            own = [*self.nodes[row, list(path[:count])], *self.more[row]]
+            chain[row, : len(own)] = own
+        expected = _part(self._after(self.uneven, chain)[1], np.asarray(COUNTS), MORE)
+        *logits, lengths = results
+        yield from ((each, expected) for each in logits)
+        if (np.asarray(lengths) != np.asarray(COUNTS)).any():
+            grown = np.asarray(lengths)[0].tolist()
+            yield f"lengths of rows grew by {grown}, and the counts are {list(COUNTS)}"
+
+    def new_params(self) -> Finding:
+        """Other parameters in a second call: other logits, and no trace."""
+        name, old, traces = "new parameters, no new trace", self._after(self.even)[1], self._traces
+        new = jax.tree.map(_changed, self.params)
+        args = new, self.past, self.even, _part(self.text, self.even)
+        share = self._difference(self._chain(self.size, *args)[1], old)
+        if self._traces > traces:
+            return Finding(name, False, "a second call with other parameters is traced again")
+        detail = f"other parameters change the logits by {share:.1e}"
+        return Finding(name, share > POWER * self.allowed, detail)
+
+
+def _part(rows, begin, size: int = SIZE) -> np.ndarray:
+    """``size`` entries of each row, from the row's own place on."""
+    return np.stack([row[n : n + size] for row, n in zip(np.asarray(rows), begin, strict=True)])
+
+
+def _changed(array: jax.Array) -> jax.Array:
+    """Other numbers; not all by one factor, which a norm would remove."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    wave = jnp.cos(jnp.arange(array.size, dtype=jnp.float32)).reshape(array.shape)
+    return (1.25 * array + 0.01 * wave).astype(array.dtype)
