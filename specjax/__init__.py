@@ -35,7 +35,7 @@ from specjax.types import (
 )
 
 if TYPE_CHECKING:
-    from specjax.generation import generate_text, load, stream_text, tune
+    from specjax.generation import Model, generate_text, load, stream_text, tune
 
 __version__ = "0.1.0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "DecodeState",
     "Draft",
     "Drafter",
+    "Model",
     "ModelParams",
     "NonFiniteLogits",
     "Output",
@@ -80,7 +81,7 @@ __all__ = [
 
 
 # These read files and make drafters; imported when they are used.
-_GENERATION = ("generate_text", "load", "stream_text", "tune")
+_GENERATION = ("Model", "generate_text", "load", "stream_text", "tune")
 
 
 def __dir__() -> list[str]:

@@ -114,6 +114,8 @@ def tune(
     """
     from specjax.generation.texts import encode  # which reads what is kept here
 
+    if not model.target.directory:
+        raise UserError("tune keeps its choice for a model's files, and this one has none")
     began = time.perf_counter()
     number("temperature", temperature, ">= 0", lambda x: x >= 0)
     ids = encode(model, prompts)
@@ -287,6 +289,8 @@ def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Ch
     Of the numbers of rows that were measured the smallest one counts that is not below ``rows``. A
     choice that this version cannot make does not count.
     """
+    if not target:
+        return None  # it was not read from files
     # It is a directory: it has been read, and may be gone since.
     drafts = {"", str(Path(draft).resolve()) if draft else ""}
     found = [

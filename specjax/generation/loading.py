@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,8 @@ from specjax.bench.passes import Method
 from specjax.drafters import pairs
 from specjax.drafters.files import probe
 from specjax.errors import UserError
-from specjax.models import hf
-from specjax.types import LM, Drafter, ModelParams
+from specjax.models import hf, hf_tokenizer
+from specjax.types import LM, Drafter, ModelParams, Params
 
 # What a method is: the name of a drafter, its name and keys, or a ready-made one.
 Choice = str | Mapping[str, Any] | Drafter | None
@@ -32,12 +32,49 @@ class Model:
     A method that is used again is the same object, so its programs are not compiled again.
     """
 
-    def __init__(self, target: hf.Loaded, draft: hf.Loaded | None = None):
+    def __init__(
+        self,
+        target: hf.Loaded,
+        draft: hf.Loaded | None = None,
+        *,
+        eos_ids: Sequence[int] | None = None,
+    ):
         if draft is not None:
             # Whether their vocabularies fit depends on the method that is made of them.
             pairs.check(target.lm, draft.lm)
         self.target, self.draft = target, draft
+        self._eos_ids = tuple(target.config.eos_token_id if eos_ids is None else eos_ids)
         self._methods: dict[tuple, tuple[Method, Any]] = {}
+
+    @classmethod
+    def from_lm(
+        cls,
+        lm: LM,
+        params: Params,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> Model:
+        """A model that is in memory already, such as ``models.adapter`` makes.
+
+        Args:
+            lm, params: the model as pure functions, and its parameters.
+            tokenizer: of package tokenizers (of transformers: ``backend_tokenizer``). None: prompts
+                are token ids, and texts are empty.
+            eos_ids: the ids that end a text.
+
+        Raises:
+            UserError: a tokenizer of another package, or an id that is no token.
+        """
+        if not isinstance(tokenizer, Tokenizer | None):
+            raise UserError(
+                f"the tokenizer is a {type(tokenizer).__name__}; give one of package tokenizers, "
+                "which a fast tokenizer of transformers has as backend_tokenizer"
+            )
+        if wrong := [token for token in eos_ids if not 0 <= token < lm.vocab_size]:
+            raise UserError(f"eos_ids has {wrong[0]}, and the tokens are 0..{lm.vocab_size - 1}")
+        if tokenizer is not None and lm.vocabulary is None:
+            lm = lm._replace(vocabulary=hf_tokenizer.fingerprint(tokenizer))
+        return cls(hf.Loaded(lm, params, None, tokenizer, ""), eos_ids=eos_ids)
 
     @property
     def lm(self) -> LM:
@@ -57,7 +94,11 @@ class Model:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return tuple(self.target.config.eos_token_id)
+        return self._eos_ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens; empty if the model has no tokenizer."""
+        return "" if self.target.tokenizer is None else self.target.tokenizer.decode(list(ids))
 
     def method(
         self, drafter: Choice = None, accept: str = "", *, temperature: float = 0.0

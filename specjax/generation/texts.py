@@ -22,7 +22,7 @@ from specjax.models import memory
 from specjax.prompt import make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
 from specjax.sharding import states
-from specjax.types import LM, DecodeState, Drafter, ModelParams
+from specjax.types import LM, DecodeState, Drafter, ModelParams, Params
 
 # The packed prompts and the room for new tokens are multiples of so many tokens wide, so that few
 # programs are compiled: the number of new tokens is data within its class.
@@ -91,6 +91,7 @@ def generate_text(
     batch_size: int | None = None,
     ignore_eos: bool = False,
     chat: str = "",
+    params: Params | None = None,
     **settings: Any,
 ) -> Generated:
     """Continues texts, or answers chats.
@@ -110,6 +111,8 @@ def generate_text(
         batch_size: rows that are decoded together; None: all.
         ignore_eos: whether texts go on after the end-of-sequence token.
         chat: the template of chats: "" is the model's own; see ``data.chat.load``.
+        params: parameters of the target in the place of the model's, of equal shapes and dtypes:
+            nothing is compiled again. None: the model's.
         settings: further ones of ``sampling.make_sampling``: top_k, top_p, min_p, penalties, bans
             (one value for all rows). ``end_ids`` are the model's unless they are given.
 
@@ -121,7 +124,7 @@ def generate_text(
     """
     if whole("n", n, 1) > 1 and temperature == 0:
         raise UserError(f"n is {n} and the temperature 0: all samples would be equal; raise it")
-    how = (max_new_tokens, temperature, stop, logprobs, seed, ignore_eos, settings)
+    how = (max_new_tokens, temperature, stop, logprobs, seed, ignore_eos, params, settings)
     ids = encode(model, prompts, chat)
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
     size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
@@ -142,6 +145,7 @@ def stream_text(
     seed: int = 0,
     ignore_eos: bool = False,
     chat: str = "",
+    params: Params | None = None,
     **settings: Any,
 ) -> Iterator[str]:
     """The text of ``generate_text`` for one prompt, in pieces, as it is written.
@@ -149,7 +153,7 @@ def stream_text(
     Arguments and errors are those of ``generate_text``; the call reads the prompt. A piece may
     belong to several tokens: it has whole characters, and nothing of a stop string.
     """
-    how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, settings)
+    how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, params, settings)
     run = _run(model, drafter, accept, 1, *how)
     ids = encode(model, prompt, chat)
     if len(ids) > 1:
@@ -164,7 +168,7 @@ def stream_text(
 
 
 def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
-    text = stops.Row(run.model.lm.continued(row.ids), run.model.tokenizer.decode, run.stops)
+    text = stops.Row(run.model.lm.continued(row.ids), run.model.decode, run.stops)
     method, seen, shown, done = run.method, len(row.ids), 0, False
     while not done:
         # One round of the program that ``generate_text`` runs.
@@ -191,6 +195,7 @@ def _run(
     logprobs: bool,
     seed: int,
     ignore_eos: bool,
+    params: Params | None,
     settings: dict[str, Any],
 ) -> _Run:
     """The checked arguments of ``generate_text``."""
@@ -208,11 +213,35 @@ def _run(
         elif drafter is not None:
             drafter = drafters.PLAIN
     method = model.method(drafter, accept, temperature=temperature)
+    if params is not None:
+        _check_params(params, model.params)
+        method = method._replace(params=method.params._replace(target=params))
+    stops_of_texts = stops.check(stop)
+    if stops_of_texts and model.target.tokenizer is None:
+        raise UserError("stop strings need a tokenizer, and the model has none; leave them out")
     # -1 is no token: the same number of ids runs the same program.
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
-    return _Run(model, method, how, max_new_tokens, stops.check(stop), logprobs, eos)
+    return _Run(model, method, how, max_new_tokens, stops_of_texts, logprobs, eos)
+
+
+def _check_params(params: Params, like: Params) -> None:
+    """Raises UserError for parameters of other names, shapes or dtypes."""
+    found, known = (
+        {
+            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(each)
+        }
+        for each in (params, like)
+    )
+    differing = [name for name in {**known, **found} if found.get(name) != known.get(name)]
+    if differing or jax.tree.structure(params) != jax.tree.structure(like):
+        name = differing[0] if differing else "the tree"
+        raise UserError(
+            f"params has {found.get(name, 'nothing')} at {name}, and the model "
+            f"{known.get(name, 'nothing')}; give parameters of the model's form"
+        )
 
 
 def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
@@ -323,7 +352,7 @@ def _decode(
     state, records, cuts = stops.decode_until(
         *(model.lm, method.drafter, method.accept, method.params, state, [row.ids for row in rows]),
         stop=run.stops,
-        decode_ids=model.tokenizer.decode,
+        decode_ids=model.decode,
         max_steps=run.max_new_tokens,
         eos_id=run.eos,
     )
@@ -414,6 +443,10 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         # Imported here because it needs Jinja.
         from specjax.data import chat as chats
 
+        if not model.target.directory:
+            raise UserError(
+                "a model that was not read from files has no chat template; give texts or token ids"
+            )
         template = chats.load(chat, model.target.directory, model.tokenizer)
         text = chats.render(template, prompt, add_generation_prompt=True)
         ids = model.tokenizer.encode(text, add_special_tokens=False).ids

@@ -224,8 +224,8 @@ def _apply(
     fed = 0 if block is None else block.output.shape[1]
     if foreign.chains_only and layout is not None:
         raise UserError(
-            "the target takes no mask (chains_only), so it cannot verify a tree; take a drafter of "
-            "chains"
+            "a model that takes no mask (chains_only) cannot verify a tree or grow a draft; take a "
+            "drafter of chains, and another draft model"
         )
     layout = tree.chain_layout(batch, new, fed) if layout is None else layout
     axes = _buffers(foreign)

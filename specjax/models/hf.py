@@ -44,15 +44,17 @@ class Loaded(NamedTuple):
 
     lm: LM
     params: dict
-    config: TransformerConfig
+    config: Any  # TransformerConfig or T5Config; None: the model was not read from files
     tokenizer: Tokenizer | None
-    directory: str  # or the .gguf file; of a Hub name the directory in the cache
+    # Or the .gguf file; of a Hub name the directory in the cache. "": it was not read from files.
+    directory: str
 
     @property
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, of a model that needs one. Raises UserError if there is none."""
         if self.tokenizer is None:
-            raise UserError(f"{self.directory} has no tokenizer.json; text needs a tokenizer")
+            where = f"{self.directory} has no tokenizer.json" if self.directory else "there is none"
+            raise UserError(f"{where}; text needs a tokenizer")
         return self.tokenizer
 
 

@@ -15,7 +15,7 @@ import pytest
 from decode_cases import arrays_of, made_up_state
 
 import specjax as sj
-from specjax import generation, outcome
+from specjax import decode, generation, outcome
 from specjax.errors import UserError
 from specjax.generation import texts
 from specjax.sampling import after_prompt
@@ -348,3 +348,53 @@ def test_a_repeated_state_is_that_of_repeated_prompts(name):
         if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
             one, other = jax.random.key_data(one), jax.random.key_data(other)
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_model_that_is_in_memory(model):
+    """The texts of a model from files; token ids without a tokenizer; other parameters."""
+    own = sj.Model.from_lm(model.lm, model.params, model.tokenizer, model.eos_ids)
+    prompts, ids = ["Once upon a time", "Tom"], [[1, 5, 9], [1]]
+    expected = sj.generate_text(model, prompts, **KEYS)
+    assert sj.generate_text(own, prompts, **KEYS).completions == expected.completions
+    bare = sj.Model.from_lm(own.lm, model.params)
+    found = sj.generate_text(bare, ids, ignore_eos=True, **KEYS)
+    known = sj.generate_text(model, ids, ignore_eos=True, **KEYS)
+    assert found.texts == ["", ""]
+    assert [each.tokens for each in found.completions] == [
+        each.tokens for each in known.completions
+    ]
+    # Parameters of a later training step: no program is compiled again.
+    before = decode._generate._cache_size()
+    later = jax.tree.map(lambda x: x * 1.5, model.params)
+    changed = sj.generate_text(own, prompts, params=later, **KEYS)
+    assert decode._generate._cache_size() == before
+    other = sj.Model.from_lm(model.lm, later, model.tokenizer, model.eos_ids)
+    assert changed.completions == sj.generate_text(other, prompts, **KEYS).completions
+    assert changed.completions != expected.completions
+    assert "".join(sj.stream_text(own, prompts[0], params=later, **KEYS)) == changed.texts[0]
+
+
+def test_mistakes_with_a_model_in_memory(model):
+    own = sj.Model.from_lm(model.lm, model.params)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
+    chat = [{"role": "user", "content": "Hi"}]
+    known = sj.Model.from_lm(model.lm, model.params, model.tokenizer)
+    for problem, call in {
+        "there is none; text needs a tokenizer": lambda: sj.generate_text(own, "Tom"),
+        "stop strings need a tokenizer": lambda: sj.generate_text(own, [1, 2], stop="a"),
+        r"params has bfloat16\[.* and the model float32\[": lambda: sj.generate_text(
+            own, [1], params=half
+        ),
+        r"params has nothing at \['embed'\]": lambda: sj.generate_text(own, [1], params={}),
+        "was not read from files has no chat template": lambda: sj.generate_text(known, chat),
+        "tune keeps its choice for a model's files": lambda: sj.tune(known, ["Tom"]),
+        "the tokenizer is a str; give one of package": lambda: sj.Model.from_lm(
+            model.lm, model.params, "gpt2"
+        ),
+        r"eos_ids has 512, and the tokens are 0\.\.511": lambda: sj.Model.from_lm(
+            model.lm, model.params, None, [512]
+        ),
+    }.items():
+        with pytest.raises(UserError, match=problem) as caught:
+            call()
+        assert "\n" not in str(caught.value)
