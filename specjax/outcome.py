@@ -122,18 +122,26 @@ def cut(verdict: Verdict, state: DecodeState, eos_id: EosId) -> tuple[Verdict, j
     return Verdict(tokens, count, path), (ends & kept).any(-1)
 
 
-def log_probs(state: DecodeState, verdict: Verdict, logits: jax.Array | None) -> jax.Array | None:
-    """f32[B,M+1]: the log-probability of each emitted token, by the unmapped logits f[B,N+1,V].
+def log_probs(
+    state: DecodeState, verdict: Verdict, raw: jax.Array | None, mapped: jax.Array
+) -> jax.Array | None:
+    """f32[B,M+1]: the log-probability of each emitted token.
 
-    None if the state has no place for them.
+    By the logits ``raw`` f[B,N+1,V] of the target, or with ``sampled_logprobs`` by the
+    distribution of which tokens are drawn: ``mapped`` at the row's temperature, top_k, ... None if
+    the state has no place for them.
     """
-    if state.logprobs is None or logits is None:
+    if state.logprobs is None or raw is None:
         return None
+    logits = mapped if state.sampled_logprobs else raw
     # The first token follows the pending one, the others the nodes of the path.
     place = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
     rows = jnp.take_along_axis(logits, jnp.maximum(place, 0)[..., None], 1)
     token = jnp.maximum(verdict.tokens, 0)[..., None]
     own = jnp.take_along_axis(rows, token, -1)[..., 0]
+    if state.sampled_logprobs:
+        own = jnp.take_along_axis(target_probs(rows, state.sampling), token, -1)[..., 0]
+        return jnp.log(own).astype(jnp.float32)
     return (own - jax.nn.logsumexp(rows, -1)).astype(jnp.float32)
 
 

@@ -17,7 +17,7 @@ from specjax import checks, logit_maps, tree
 from specjax import sampling as sampling_lib
 from specjax.errors import UserError
 from specjax.sampling import Sampling
-from specjax.types import LM, Accept, Context, DecodeState, Drafter, ModelParams, Output
+from specjax.types import LM, SAMPLED, Accept, Context, DecodeState, Drafter, ModelParams, Output
 
 # Arguments of the loops -> their type, and how one is made.
 _KINDS = {
@@ -160,7 +160,7 @@ def prefill(
     sampling: Sampling | None = None,
     limit: jax.Array | None = None,
     chunk: int = 256,
-    logprobs: bool = False,
+    logprobs: bool | str = False,
 ) -> DecodeState:
     """Reads the prompts and makes the state that the loops carry.
 
@@ -174,7 +174,8 @@ def prefill(
         sampling: settings per row; None = temperature 1.
         limit: i32[B] length at which a row stops, at most ``max_len`` (the default).
         chunk: tokens of the prompt fed in one pass.
-        logprobs: whether the loops fill ``DecodeState.logprobs``.
+        logprobs: whether the loops fill ``DecodeState.logprobs``: True by the target's own logits,
+            "sampled" by the distribution of which tokens are drawn (``sampling``, with its maps).
 
     Raises:
         UserError: arrays that have not one entry for each row; a prompt that is empty, longer than
@@ -186,13 +187,14 @@ def prefill(
     check_kinds(params=params)
     max_len, chunk = checks.whole("max_len", max_len, 1), checks.whole("chunk", chunk, 1)
     arrays = checked(target, drafter, prompt, lengths, limit, keys, sampling, max_len)
+    check_logprobs(logprobs)
     static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
     return _prefill(target, drafter, params, *arrays, **static)
 
 
 @functools.lru_cache(maxsize=256)
 def make_prefill(
-    target: LM, drafter: Drafter, max_len: int, chunk: int = 256, logprobs: bool = False
+    target: LM, drafter: Drafter, max_len: int, chunk: int = 256, logprobs: bool | str = False
 ) -> Callable[..., DecodeState]:
     """``prefill`` of parameters and the arrays of ``checked``; equal for equal arguments."""
     static = {"max_len": max_len, "chunk": chunk, "logprobs": logprobs}
@@ -267,6 +269,12 @@ def check_window(model: LM, drafter: Drafter) -> None:
             f"and the smallest sliding window of {model.name} has {model.window} positions; draft "
             f"at most {model.window - 1} tokens"
         )
+
+
+def check_logprobs(value: object) -> None:
+    """Raises UserError for an argument ``logprobs`` that does not exist."""
+    if not isinstance(value, bool) and value != SAMPLED:
+        raise UserError(f"logprobs is {value!r}; it must be True, False or {SAMPLED!r}")
 
 
 def check_prefill(
@@ -357,6 +365,7 @@ def _prefill(
         sampling=sampling,
         taps=taps,
         logprobs=jnp.zeros((batch, slots + 1), jnp.float32) if logprobs else None,
+        sampled_logprobs=logprobs == SAMPLED,
         made_for=drafter.tag,
     )
 

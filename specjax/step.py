@@ -255,7 +255,7 @@ def _judge(
         kept = tree.take(block, path, place < verdict.count[:, None])
     newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)
     taps = outcome.newest_taps(out.taps, newest, state, verdict.count > 0)
-    more = (taps, outcome.log_probs(state, verdict, raw))
+    more = (taps, outcome.log_probs(state, verdict, raw, out.logits))
     return _Judged(verdict, kept, draft_state, ended, failed, accepted, drafted, tested, *more)
 
 

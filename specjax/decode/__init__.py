@@ -243,7 +243,7 @@ def _autoregressive(target, params, state, max_steps, eos_id):
         verdict, ended = outcome.cut(verdict, state, eos_id)
         verdict = outcome.withdraw(verdict, failed)
         cache = target.commit(state.cache, block, verdict.count)
-        logprobs = outcome.log_probs(state, verdict, out.logits)
+        logprobs = outcome.log_probs(state, verdict, out.logits, logits)
         state = outcome.advance(state, verdict, ended, failed, logprobs)
         return state.replace(cache=cache), step + 1
 

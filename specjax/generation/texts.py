@@ -19,10 +19,10 @@ from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
 from specjax.models import memory
-from specjax.prompt import make_prefill, of_text
+from specjax.prompt import check_logprobs, make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
 from specjax.sharding import states
-from specjax.types import LM, DecodeState, Drafter, ModelParams, Params
+from specjax.types import LM, SAMPLED, DecodeState, Drafter, ModelParams, Params
 
 # The packed prompts and the room for new tokens are multiples of so many tokens wide, so that few
 # programs are compiled: the number of new tokens is data within its class.
@@ -58,7 +58,7 @@ class Completion(NamedTuple):
     text: str  # without the stop string
     tokens: list[int]  # the new ones, up to the one that ends the text
     finish: str  # "eos", "stop" (a stop string) or "length"
-    logprobs: list[float] | None  # of the tokens, by the model's own logits; None: not wanted
+    logprobs: list[float] | None  # of the tokens; None: not wanted
 
 
 class Generated(NamedTuple):
@@ -86,7 +86,7 @@ def generate_text(
     temperature: float = 0.0,
     stop: str | Sequence[str] = (),
     n: int = 1,
-    logprobs: bool = False,
+    logprobs: bool | str = False,
     seed: int = 0,
     batch_size: int | None = None,
     ignore_eos: bool = False,
@@ -106,7 +106,8 @@ def generate_text(
         temperature: 0 is greedy.
         stop: texts; a text ends before the first of them.
         n: samples of each prompt. Sample i of a prompt is the same for every ``n`` above i.
-        logprobs: whether to return the log-probability of each token.
+        logprobs: whether to return the log-probability of each token: True by the model's own
+            logits, "sampled" by the distribution of which it was drawn.
         seed: of the noise. A text depends on the seed and the numbers of its prompt and sample.
         batch_size: rows that are decoded together; None: all.
         ignore_eos: whether texts go on after the end-of-sequence token.
@@ -192,7 +193,7 @@ def _run(
     max_new_tokens: int,
     temperature: float,
     stop: str | Sequence[str],
-    logprobs: bool,
+    logprobs: bool | str,
     seed: int,
     ignore_eos: bool,
     params: Params | None,
@@ -203,6 +204,7 @@ def _run(
     number("temperature", temperature, ">= 0", lambda x: x >= 0)
     if whole("seed", seed, 0) >= 2**32:
         raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
+    check_logprobs(logprobs)
     _check_settings(settings)
     if drafter == auto.AUTO or (drafter is None and not accept):
         draft = "" if model.draft is None else model.draft.directory
@@ -317,7 +319,7 @@ class _Run(NamedTuple):
     settings: dict
     max_new_tokens: int
     stops: tuple[str, ...]
-    logprobs: bool
+    logprobs: bool | str
     eos: tuple[int, ...]
 
 
@@ -377,7 +379,8 @@ def _begin(
     )
     if run.logprobs:
         # The prompts are read by the same program, with and without.
-        state = state.replace(logprobs=np.zeros(state.tokens.shape, np.float32))
+        zeros = np.zeros(state.tokens.shape, np.float32)
+        state = state.replace(logprobs=zeros, sampled_logprobs=run.logprobs == SAMPLED)
     return state
 
 

@@ -49,7 +49,7 @@ def prefill(
     sampling: Sampling | None = None,
     limit: Any = None,
     chunk: int = 256,
-    logprobs: bool = False,
+    logprobs: bool | str = False,
 ) -> DecodeState:
     """``decode.prefill`` on a mesh; the arrays of the state are divided among its devices.
 

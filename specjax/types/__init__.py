@@ -356,6 +356,10 @@ class Batch(struct.PyTreeNode):
 # What a decode loop carries, and what it returns.
 
 
+# In the place of True: the log-probabilities of the distribution of which tokens are drawn.
+SAMPLED = "sampled"
+
+
 class DecodeState(struct.PyTreeNode):
     """Everything that a decode loop carries."""
 
@@ -372,9 +376,11 @@ class DecodeState(struct.PyTreeNode):
     round: Array  # i32[]
     sampling: Sampling
     taps: tuple[Array, ...] = ()  # [B,E] each: see ``Context``
-    # f32[B,S] the log-probability of each token of the output, by the target's own logits, before
-    # maps and temperature; 0 elsewhere. None: not wanted.
+    # f32[B,S] the log-probability of each token of the output; 0 elsewhere. None: not wanted.
     logprobs: Array | None = None
+    # Of which distribution: False: the target's own logits, before maps and temperature. True: that
+    # of which the tokens are drawn.
+    sampled_logprobs: bool = struct.field(pytree_node=False, default=False)
     made_for: str = struct.field(pytree_node=False, default="")  # tag of the drafter
 
 

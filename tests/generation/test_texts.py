@@ -18,6 +18,7 @@ import specjax as sj
 from specjax import decode, generation, outcome
 from specjax.errors import UserError
 from specjax.generation import texts
+from specjax.models.lm import forward
 from specjax.sampling import after_prompt
 
 
@@ -398,3 +399,27 @@ def test_mistakes_with_a_model_in_memory(model):
         with pytest.raises(UserError, match=problem) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_logprobs_of_the_distribution_that_is_sampled(model):
+    """By hand from whole passes: penalty, temperature and top_k; a drafter and plain decoding."""
+    ids, how = [[1, 5, 9, 5], [1]], {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.3}
+    for drafter in ("none", {"name": "prompt_lookup", "gamma": 3, "min_ngram": 1}):
+        keys = {"max_new_tokens": 24, "drafter": drafter, "ignore_eos": True, **how}
+        result = sj.generate_text(model, ids, logprobs="sampled", **keys)
+        for prompt, each in zip(ids, result.completions, strict=True):
+            text = prompt + each.tokens
+            padded = jnp.asarray([(text + [0] * 32)[:32]])
+            logits = np.asarray(forward(model.lm, model.params, padded).logits)[0]
+            for place, (token, found) in enumerate(zip(each.tokens, each.logprobs, strict=True)):
+                own = logits[len(prompt) + place - 1].copy()
+                seen = list(set(text[: len(prompt) + place]))
+                own[seen] = np.where(own[seen] > 0, own[seen] / 1.3, own[seen] * 1.3)
+                kept = np.sort(own)[-20]
+                own = np.where(own >= kept, own / 0.7, -np.inf)
+                expected = own[token] - np.log(np.exp(own - own.max()).sum()) - own.max()
+                np.testing.assert_allclose(found, expected, atol=2e-4)
+    greedy = sj.generate_text(model, ids, logprobs="sampled", max_new_tokens=4)
+    assert all(each.logprobs == [0.0] * 4 for each in greedy.completions)
+    with pytest.raises(UserError, match="logprobs is 'raw'; it must be True, False or 'sampled'"):
+        sj.generate_text(model, ids, logprobs="raw")
