@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from specjax import files
 from specjax.errors import UserError
 
-# Suffix of a compressed file -> the name of its format, and how it is decompressed.
-COMPRESSED = {".gz": ("gzip", gzip.decompress), ".xz": ("xz", lzma.decompress)}
+# Suffix of a compressed file -> the name of its format, and how it is opened.
+COMPRESSED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
+MOST = 1 << 32  # bytes of a decompressed file: a few kilobytes can become any number
 
 # What a value can be -> whether a value of a line is that.
 KINDS: dict[str, Callable[[Any], bool]] = {
@@ -65,9 +66,13 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
     suffix, or is not UTF-8.
     """
     suffix = path.suffix.lower() if compressed else ""
-    name, decompress = COMPRESSED.get(suffix, ("", bytes))
+    name, opener = COMPRESSED.get(suffix, ("", open))
     try:
-        return decompress(path.read_bytes()).decode("utf-8-sig")
+        with opener(path, "rb") as file:
+            data = file.read(MOST + 1) if name else file.read()
+        if name and len(data) > MOST:
+            raise UserError(f"{where} has more than {MOST} bytes; divide it, or decompress it")
+        return data.decode("utf-8-sig")
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise UserError(
             f"{where} is not a complete {name} file; copy it again, or use a name without {suffix}"
