@@ -56,7 +56,7 @@ ROOM = 3 << 30  # bytes that an input may take
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 3, 7, 10**4, 10**9, 2**31, 2**64, 10**30, 10**400),
     *(0.5, -0.0, 1e308, 1e-320, float("nan"), float("inf"), float("-inf")),
-    *("", "x", "1", "\ud800", "a\nb", "\x1b[31m", "=1+1", "../x", "</script>", "x" * 5000),
+    *("", "x", "1", "\ud800", "\x1b[31m", "=1+1", "../x", "</script>", "x" * 5000),
     *([], {}, [[]], [0], [-1], [10**30], ["x"], [None], [1, 2, 3], {"": 0}, {"type": "x"}),
     *([True], [[1, 2], [3]], {"a": {"b": []}}, [0] * 1000, json.loads("[" * 100 + "]" * 100)),
 ]
@@ -201,7 +201,7 @@ def fuzz(strategy: Any, check: Callable[[Any], None], parts: int) -> None:
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     quiet |= {"phases": [Phase.generate]}  # the inputs are small, and to shrink them takes minutes
     for number in itertools.count():
-        count = 200 if SECONDS else EXAMPLES
+        count = 25 if SECONDS else EXAMPLES
         test = given(strategy)(check)
         seed(number)(settings(max_examples=count, print_blob=False, **quiet)(test))()
         if time.monotonic() >= ends:

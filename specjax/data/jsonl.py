@@ -8,7 +8,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from specjax import files
 from specjax.errors import UserError
@@ -69,9 +69,7 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
     name, opener = COMPRESSED.get(suffix, ("", open))
     try:
         with opener(path, "rb") as file:
-            data = file.read(MOST + 1) if name else file.read()
-        if name and len(data) > MOST:
-            raise UserError(f"{where} has more than {MOST} bytes; divide it, or decompress it")
+            data = b"".join(_parts(file, where)) if name else file.read()
         return data.decode("utf-8-sig")
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise UserError(
@@ -85,6 +83,16 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
         raise UserError(
             f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8"
         ) from None
+
+
+def _parts(file: IO[bytes], where: str) -> Iterator[bytes]:
+    """What is decompressed, in parts. Raises UserError above ``MOST``."""
+    size = 0
+    while part := file.read(1 << 20):
+        size += len(part)
+        if size > MOST:
+            raise UserError(f"{where} has more than {MOST} bytes; divide it, or decompress it")
+        yield part
 
 
 def lines(text: str) -> list[tuple[int, str]]:

@@ -313,12 +313,12 @@ def largest_file(size):
 def test_a_disk_without_room_is_one_line(cli, quick, tmp_path):
     """The batches that are stored are kept; a generation writes nothing, or all."""
     with largest_file(2000):
-        status, out, err, workdir = cli(*quick)
+        status, _, err, workdir = cli(*quick)
     assert status == 2 and err.startswith("specjax: cannot write ") and err.count("\n") == 1
     assert {path.name for path in workdir.iterdir()} <= {progress.NAME}
     status, _, err, _ = cli(*quick)
     assert (status, err) == (0, "")
-    keys = [key for key in quick if "target" in key or "prompts=" in key]
+    keys = [key for key in quick if key.startswith(("--config.target=", "--config.prompts="))]
     keys += [GENERATE, "--config.max_new_tokens=3", f"--config.record={tmp_path / 'r.jsonl'}"]
     with largest_file(1000):
         status, _, err, workdir = cli(*keys, workdir=tmp_path / "texts")
