@@ -63,7 +63,7 @@ VALUES: list[Any] = [
 TEXTS = [
     *("", "0", "-1", "1", "2", "7", "1e999", "nan", "-inf", "1e-320", "0.5", "9" * 400, "None"),
     *("True", "False", "x", "a,b", ",", "(1,2)", "(1", "[1]", "{}", "{workdir}", "../..", "\x00"),
-    *("~nobody/x", "é\n", "dynamic", "search", "threshold:0.4", "chain:3", "2x2", "/dev/null"),
+    *("~nobody/x", "é", "dynamic", "search", "threshold:0.4", "chain:3", "2x2", "/dev/null"),
     *("data:-1", "data:0", "tensor:3", "-" * 50, "llama", "t5", "medusa", "none", "auto"),
 ]
 
