@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +53,7 @@ def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> No
     """
     good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if good:
-        good = math.isfinite(float(value)) and ok(value)  # pyright: ignore[reportArgumentType]
+        good = bool(abs(value) <= sys.float_info.max) and ok(value)  # pyright: ignore[reportArgumentType]
     if not good:
         raise UserError(f"{name} is {value!r}; it must be a number {right}")
 

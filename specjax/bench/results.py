@@ -16,6 +16,8 @@ processes
     Of a bench: how many measured together.
 peak_bytes
     Of a bench: see ``peak_bytes``.
+inputs_sha256
+    Of a bench of a configuration: ``progress.inputs``, when it began.
 
 A key that does not apply is null, in rows too. Files of earlier versions lack some keys.
 """

@@ -130,7 +130,7 @@ def read(path: str | os.PathLike) -> Profile:
             )
         batches = {int(size): _costs(costs) for size, costs in value["batches"].items()}
         where, target, drafter = (str(value[key]) for key in ("device", "target", "drafter"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path} is no cost profile ({type(error).__name__}: {error}); {MAKE}"
         ) from None

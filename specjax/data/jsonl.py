@@ -8,13 +8,14 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from specjax import files
 from specjax.errors import UserError
 
-# Suffix of a compressed file -> the name of its format, and how it is decompressed.
-COMPRESSED = {".gz": ("gzip", gzip.decompress), ".xz": ("xz", lzma.decompress)}
+# Suffix of a compressed file -> the name of its format, and how it is opened.
+COMPRESSED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
+MOST = 1 << 32  # bytes of a decompressed file: a few kilobytes can become any number
 
 # What a value can be -> whether a value of a line is that.
 KINDS: dict[str, Callable[[Any], bool]] = {
@@ -65,9 +66,11 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
     suffix, or is not UTF-8.
     """
     suffix = path.suffix.lower() if compressed else ""
-    name, decompress = COMPRESSED.get(suffix, ("", bytes))
+    name, opener = COMPRESSED.get(suffix, ("", open))
     try:
-        return decompress(path.read_bytes()).decode("utf-8-sig")
+        with opener(path, "rb") as file:
+            data = b"".join(_parts(file, where)) if name else file.read()
+        return data.decode("utf-8-sig")
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise UserError(
             f"{where} is not a complete {name} file; copy it again, or use a name without {suffix}"
@@ -80,6 +83,16 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
         raise UserError(
             f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8"
         ) from None
+
+
+def _parts(file: IO[bytes], where: str) -> Iterator[bytes]:
+    """What is decompressed, in parts. Raises UserError above ``MOST``."""
+    size = 0
+    while part := file.read(1 << 20):
+        size += len(part)
+        if size > MOST:
+            raise UserError(f"{where} has more than {MOST} bytes; divide it, or decompress it")
+        yield part
 
 
 def lines(text: str) -> list[tuple[int, str]]:

@@ -30,7 +30,7 @@ def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
     """A hash of everything that a measured batch depends on.
 
     That is the settings, the prompts, the machine and its versions, the source files of specjax,
-    and the files that the settings name (files by path, size and time of change).
+    and the files that the settings name (``named_files``).
 
     Args:
         settings: the configuration, as plain JSON data.
@@ -44,20 +44,20 @@ def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
         ),
         os.environ.get("XLA_FLAGS", ""),
     ]
-    sources = _stamps(PACKAGE.rglob("*.py"))
+    sources = [(str(path), files.sha256(path)) for path in sorted(PACKAGE.rglob("*.py"))]
     ids = [list(map(int, p)) for p in prompts]
     parts = [files.machine(), versions, flags, sources, settings, named_files(settings), ids]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _stamps(paths: Any) -> list:
-    """(path, size, time of change in ns) of the paths that are files, sorted."""
-    stats = ((str(path), path.stat()) for path in paths if path.is_file())
-    return sorted((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+def inputs(settings: dict) -> str:
+    """A hash of the settings and of the content of the files that they name."""
+    parts = [settings, named_files(settings)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def named_files(value: Any) -> list:
-    """The stamps of the files that are named in the settings, and of those in named directories."""
+    """(path, ``files.fingerprint``) of the files in the settings, and of those in directories."""
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return [stamp for each in inner for stamp in named_files(each)]
@@ -65,7 +65,8 @@ def named_files(value: Any) -> list:
         path = buckets.local(value) if isinstance(value, str) and value else None
         if path is None or not path.exists():
             return []
-        return _stamps([path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")])
+        paths = [path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")]
+        return sorted((str(each), files.fingerprint(each)) for each in paths if each.is_file())
     except (OSError, RuntimeError, UserError):  # a text that is not a path
         return []
 

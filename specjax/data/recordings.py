@@ -120,8 +120,8 @@ def record(
         ids: default to 0, 1, ...
         categories: default to None.
 
-    Raises UserError for lists of unequal length and empty conversations, and what ``check_record``
-    raises; OSError if writing fails.
+    Raises UserError for lists of unequal length and empty conversations, if writing fails, and what
+    ``check_record`` raises.
     """
     check_record(path)
     path, count = Path(path).expanduser(), len(prompts)
@@ -136,10 +136,16 @@ def record(
             raise UserError(
                 f"there are {count} prompts and {len(given)} {what}; give one for each prompt"
             )
-    with files.replacing(path) as fresh, fresh.open("w", encoding="utf-8") as file:
-        for name, kind, prompt, output in zip(names, kinds, prompts, outputs, strict=True):
-            line = {"id": name, "category": kind, "prompt_ids": list(map(int, prompt))}
-            file.write(json.dumps(line | {"output_ids": list(map(int, output))}) + "\n")
+    text = ""
+    for name, kind, prompt, output in zip(names, kinds, prompts, outputs, strict=True):
+        line = {"id": name, "category": kind, "prompt_ids": list(map(int, prompt))}
+        text += json.dumps(line | {"output_ids": list(map(int, output))}) + "\n"
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise UserError(
+            f"config.record: {path} cannot be written: {error.strerror}; make room, or name another"
+        ) from None
 
 
 def check_record(path: str | os.PathLike, workdir: Path | None = None, prompts: str = "") -> None:

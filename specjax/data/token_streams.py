@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -93,19 +94,28 @@ def tokenise(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def cached_tokens(tokenizer: Tokenizer, texts: Sequence[str], folder: str | Path) -> np.ndarray:
-    """``tokenise``, stored in ``folder`` under a hash of the tokenizer and the texts."""
+    """``tokenise``, stored in ``folder`` under a hash of the tokenizer and the texts.
+
+    Raises UserError if it cannot be stored.
+    """
     digest = hashlib.sha256(tokenizer.to_str().encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     path = Path(folder) / f"tokens-{digest.hexdigest()[:16]}.npy"
-    if path.exists():
+    with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
         return np.load(path)
     tokens = tokenise(tokenizer, texts)
     if len(tokens) < _SMALLEST_STORED:
         return tokens
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as fresh, open(fresh, "wb") as file:
-        np.save(file, tokens)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(path) as fresh, open(fresh, "wb") as file:
+            np.save(file, tokens)
+    except OSError as error:
+        raise UserError(
+            f"the tokens of the text cannot be stored in {folder}: {error.strerror or error}; make "
+            "room, or choose another --workdir"
+        ) from None
     return tokens
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from specjax.errors import UserError
 
@@ -17,23 +18,25 @@ OF_LAYERS = (
     *("num_attention_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings"),
     *("rope_theta", "rope_scaling", "rope_parameters", "layer_types", "sliding_window"),
 )
+# What 32 bits hold.
+_MOST = {int: 2**31 - 1, float: float(np.finfo(np.float32).max)}
 
 
 def value_of(
     raw: Mapping[str, Any], key: str, kind: type = int, default: Any = None, where: object = ""
 ) -> Any:
-    """A finite number above 0, or a boolean if ``kind`` is bool; null means ``default``.
+    """A number above 0 and at most ``_MOST``, or a boolean; null means ``default``.
 
     Raises UserError, which begins with ``where``, for another value, and where there is neither a
     value nor a default.
     """
     value = default if raw.get(key) is None else raw[key]
     valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
-    if not valid or (kind is not bool and not (value > 0 and math.isfinite(value))):
+    if not valid or (kind is not bool and not 0 < value <= _MOST[kind]):
         front = f"{where}: " if where else ""
-        expected = f"a positive {'integer' if kind is int else 'number'}"
+        expected = f"a positive {'integer below 2**31' if kind is int else 'number'}"
         raise UserError(
-            f"{front}{key} is {'missing' if value is None else repr(value)}; "
+            f"{front}{key} is {'missing' if value is None else repr(value)[:60]}; "
             f"it must be {'true or false' if kind is bool else expected}"
         )
     return value

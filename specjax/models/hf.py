@@ -28,7 +28,7 @@ from specjax.models.hf_tokenizer import fingerprint as fingerprint
 from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
 from specjax.models.hf_tokenizer import read_tokenizer_config as read_tokenizer_config
 from specjax.models.hf_tokenizer import save_tokenizer
-from specjax.models.hf_weights import has_tensor, read_params, write_params
+from specjax.models.hf_weights import check_sizes, has_tensor, read_params, write_params
 from specjax.models.sources import gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
@@ -121,6 +121,7 @@ def load(
     """
     path = resolve(directory)
     config = _config(path)
+    check_sizes(path, config)
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
     if not on_host:
         leaves = jax.tree.leaves(lm.abstract_params(config, dtype))
@@ -263,7 +264,7 @@ def _config(path: Path) -> TransformerConfig:
 def _of_generation(path: Path, translate: Callable[[dict], Any], default: Any) -> Any:
     """``translate`` of generation_config.json; ``default`` where there is none."""
     file = path / "generation_config.json"
-    return translated(file, read_json(file), translate) if file.is_file() else default
+    return translated(file, read_json(file), translate) if file.exists() else default
 
 
 class Origin(NamedTuple):

@@ -58,7 +58,7 @@ _NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
 def read_json(path: Path) -> dict:
     """The JSON object in a file of a model directory.
 
-    Raises UserError if the file is missing or holds no JSON object, and OSError.
+    Raises UserError if the file is missing, cannot be read or holds no JSON object.
     """
     try:
         value = files.parsed(path.read_text(encoding="utf-8"))
@@ -69,6 +69,9 @@ def read_json(path: Path) -> dict:
         raise UserError(
             f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
         ) from None
+    except OSError as error:  # a directory of this name
+        why = error.strerror or error
+        raise UserError(f"{path} cannot be read ({why}); give a file of this name") from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
 
@@ -179,7 +182,8 @@ def _check_unread(raw: dict, family: Family) -> None:
 
 def bos_id(raw: dict) -> int | None:
     value = raw.get("bos_token_id")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+    wrong = isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31
+    if value is not None and wrong:
         raise UserError(f"bos_token_id is {value!r}; it must be a token id")
     return value
 
@@ -191,7 +195,7 @@ def eos_ids(raw: dict) -> tuple[int, ...]:
     """
     value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
+    if any(isinstance(i, bool) or not isinstance(i, int) or abs(i) >= 2**31 for i in ids):
         raise UserError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
     return tuple(dict.fromkeys(ids))
 

@@ -22,7 +22,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | Non
     supported, or has more ids than the model.
     """
     file = path if gguf_file.is_gguf(path) else path / "tokenizer.json"
-    if not file.is_file():
+    if not file.exists():
         return None
     tokenizer = gguf_tokenizer.read(gguf_file.read(path)) if file == path else _read(file)
     if tokenizer is None:
@@ -56,7 +56,7 @@ def read_tokenizer_config(path: Path) -> dict:
     if gguf_file.is_gguf(path):
         return gguf_tokenizer.config(gguf_file.read(path))
     file = path / "tokenizer_config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def save_tokenizer(path: Path, tokenizer: Tokenizer, config: TransformerConfig) -> None:

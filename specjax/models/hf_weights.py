@@ -50,7 +50,7 @@ def weight_files(path: Path) -> Iterator[Path]:
         yield path
     elif (path / "model.safetensors").is_file():
         yield path / "model.safetensors"
-    elif index.is_file():
+    elif index.exists():
         for shard in tensors.shard_names(index):
             if not (path / shard).is_file():
                 raise UserError(
@@ -84,6 +84,44 @@ def has_tensor(path: Path, name: str) -> bool:
     """Whether a model directory has a tensor of this name. Raises UserError as ``read_params``."""
     with contextlib.ExitStack() as stack:
         return any(name in open_weights(file, stack).keys() for file in weight_files(path))  # noqa: SIM118
+
+
+def check_sizes(path: Path, config: TransformerConfig) -> None:
+    """Compares the sizes of a configuration with the headers of the weights; nothing is built.
+
+    Raises UserError for more layers or experts than the tensors have, for a size that is larger
+    than every extent of every tensor, and for weights that cannot be opened.
+    """
+    layers, experts, largest = set(), set(), 0
+    ignored = family_of(config).ignored
+    with contextlib.ExitStack() as stack:
+        for file in weight_files(path):
+            weights = open_weights(file, stack)
+            for name in weights.keys():  # noqa: SIM118  (not a dict)
+                largest = max(largest, *weights.shape_of(name)[0], 0)
+                numbers = [] if name.startswith(ignored) else re.findall(r"\.(\d+)\.", f".{name}")
+                layers |= set(numbers[:1])
+                experts |= set(numbers[1:2])
+    sizes = {
+        "layers": (max(config.num_layers, getattr(config, "encoder_layers", 0)), len(layers)),
+        "tokens": (config.vocab_size, largest),
+        "hidden units": (config.hidden_size, largest),
+        "units of queries": (config.num_heads * config.head_dim, largest),
+        "units of keys": (config.num_kv_heads * config.head_dim, largest),
+    }
+    if config.experts is None:
+        sizes["inner units"] = config.intermediate_size, largest
+    else:
+        sizes["experts"] = config.experts.experts, len(experts)
+        sizes["inner units of experts"] = config.experts.intermediate_size, largest
+    if config.positions == "learned":
+        sizes["positions"] = config.max_positions, largest
+    for units, (asked, most) in sizes.items():
+        if asked > most:
+            raise UserError(
+                f"{path}: the configuration asks for {asked} {units}, and the tensors have at most "
+                f"{most}; {_MISMATCH}"
+            )
 
 
 def read_params(

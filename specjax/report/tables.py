@@ -83,12 +83,16 @@ def _flatten(into: dict[str, Any], key: str, value: Any) -> None:
 
 
 def to_csv(results: Mapping[str, Any], *, categories: bool = False) -> str:
-    """CSV with the columns of ``to_frame``: numbers unrounded, lists as JSON, null as nothing."""
+    """CSV with the columns of ``to_frame``: numbers unrounded, lists as JSON, null as nothing.
+
+    A text that a spreadsheet would compute (its first character is =, +, - or @) begins with an
+    apostrophe.
+    """
     rows = flat(results, categories=categories)
     heads = list(dict.fromkeys(key for row in rows for key in row))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(heads)
+    writer.writerow(map(_plain, heads))
     for row in rows:
         writer.writerow([_plain(row.get(head)) for head in heads])
     return file.getvalue()
@@ -97,7 +101,10 @@ def to_csv(results: Mapping[str, Any], *, categories: bool = False) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, bool | list | dict):
         return json.dumps(value)
-    return inputs.visible(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    computed = value.lstrip().startswith(("=", "+", "-", "@"))
+    return "'" * computed + inputs.visible(value)
 
 
 def to_markdown(

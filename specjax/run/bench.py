@@ -77,7 +77,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     console.print(Text(build.about(largest, methods), "dim"))
     ids = [p.ids for cell in grid for p in (*cell.prompts.prompts, *cell.prompts.others)]
     build.check_same_prompts(ids)
-    mark = progress.fingerprint(settings.measured, ids)
+    mark, inputs = progress.fingerprint(settings.measured, ids), progress.inputs(settings.measured)
     # The first process writes, and the others go on from where it does.
     done = progress.Progress(workdir if sharding.is_first() else None, mark)
     done.take(sharding.of_first(done.batches))
@@ -97,7 +97,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command)
+    cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command, inputs)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))

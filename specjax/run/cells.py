@@ -235,6 +235,7 @@ def write(
     console,
     files: Mapping[str, str] | None = None,
     command: str | None = None,
+    inputs: str | None = None,
 ) -> Path:
     """Writes results.json, what is beside it (``files``: name -> text) and the report; prints the
     table. Returns the path of results.json. Raises UserError."""
@@ -253,6 +254,7 @@ def write(
         seconds=measured.parts.seconds,
         processes=jax.process_count(),
         peak_bytes=peak,
+        inputs_sha256=inputs,
     )
     console.print(terminal.table(rows))
     console.print(

@@ -162,19 +162,16 @@ def stored(workdir: Path, name: str = "results.json") -> dict[str, Any] | None:
 def is_finished(settings: Settings, workdir: Path) -> bool:
     """Whether the workdir holds the results of this very bench.
 
-    That is: of the same configuration, made with the same versions on the same machine, none of the
-    files that it names is newer, and every check of losslessness passed.
+    That is: of the same configuration, made with the same versions on the same machine, from files
+    of the same content (``progress.inputs``), and every check of losslessness passed.
     """
     earlier = stored(workdir)
     if earlier is None or not same_configuration(settings, workdir):
         return False
     if (workdir / progress.NAME).exists():  # killed before the report was written
         return False
-    head = results.head()
-    if any(earlier.get(key) != head[key] for key in ("schema", "machine", "versions")):
-        return False
-    written = (workdir / "results.json").stat().st_mtime_ns
-    if any(time > written for _, _, time in progress.named_files(settings.measured)):
+    head = results.head() | {"inputs_sha256": progress.inputs(settings.measured)}
+    if any(earlier.get(key) != head[key] for key in head.keys() - {"date"}):
         return False
     return not any(results.breaks_its_claim(row) for row in earlier.get("rows") or [])
 

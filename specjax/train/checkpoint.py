@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -335,10 +336,25 @@ def silence(on: bool) -> None:
     """Drops the log records of Orbax from now on, or no longer.
 
     It logs every error that it also raises, with a traceback and from several threads, and warns of
-    intended states (a checkpoint without a metric).
+    intended states (a checkpoint without a metric). After a failed save TensorStore gives
+    ``sys.unraisablehook`` a traceback for every array that was still being written.
     """
     logger = logging.getLogger("absl")
     (logger.addFilter if on else logger.removeFilter)(_not_of_orbax)
+    if on and sys.unraisablehook is not _quiet_hook:
+        _hooks.append(sys.unraisablehook)
+        sys.unraisablehook = _quiet_hook
+    elif not on and sys.unraisablehook is _quiet_hook:
+        sys.unraisablehook = _hooks.pop()
+
+
+_hooks: list[Callable[..., Any]] = []  # what ``_quiet_hook`` stands for
+
+
+def _quiet_hook(unraisable: Any) -> None:
+    """``sys.unraisablehook`` without what TensorStore reports to a loop of Orbax that has ended."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _hooks[-1](unraisable)
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:

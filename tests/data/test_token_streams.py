@@ -43,6 +43,23 @@ def test_streams_are_stored(tmp_path, monkeypatch):
 
 
 @fast
+def test_a_damaged_stream_is_made_again_and_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    tokenizer = token_streams.train_tokenizer(["some words"], 300)
+    monkeypatch.setattr(token_streams, "_SMALLEST_STORED", 0)
+    tokens = token_streams.cached_tokens(tokenizer, ["words"], tmp_path / "a")
+    [file] = (tmp_path / "a").iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    assert (token_streams.cached_tokens(tokenizer, ["words"], tmp_path / "a") == tokens).all()
+
+    def full(file, tokens):
+        raise OSError("103683 requested and 15328 written")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(UserError, match="cannot be stored in .*: 103683 .*; make room"):
+        token_streams.cached_tokens(tokenizer, ["words"], tmp_path / "b")
+    assert not list((tmp_path / "b").iterdir())
+
+
 def test_batches_are_a_function_of_seed_and_step():
     tokens = np.arange(1000, dtype=np.int32)
     batches = token_streams.Batches(tokens, 4, 16, seed=3)

@@ -147,6 +147,9 @@ def test_bad_directories(tmp_path):
     refused("damaged or incomplete")
     (tmp_path / "m" / "config.json").write_text("{")
     refused("not valid JSON")
+    (tmp_path / "m" / "config.json").unlink()
+    (tmp_path / "m" / "config.json").mkdir()
+    refused("config.json cannot be read")
 
 
 @pytest.mark.parametrize("value", ["false", "true", 1, 0, None, [True]])

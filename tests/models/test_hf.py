@@ -181,6 +181,12 @@ def drop(directory):
 Q = "model.layers.1.self_attn.q_proj"
 
 
+def folder(file):
+    """A directory in the place of a file."""
+    file.unlink(missing_ok=True)
+    file.mkdir()
+
+
 BROKEN = {
     "missing directory": (shutil.rmtree, "is no directory; give a"),
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json; give a"),
@@ -195,6 +201,26 @@ BROKEN = {
     "config nested deeply": (
         lambda d: (d / "config.json").write_text('{"a": ' * 10**5 + "1" + "}" * 10**5),
         r"config.json is not valid JSON \(it is nested too deeply\)",
+    ),
+    "config a directory": (
+        lambda d: folder(d / "config.json"),
+        r"config.json cannot be read \(.*; give a file of this name",
+    ),
+    "ends a directory": (
+        lambda d: folder(d / "generation_config.json"),
+        r"generation_config.json cannot be read \(.*; give a file of this name",
+    ),
+    "more layers": (
+        lambda d: reconfigure(d, num_hidden_layers=10_000),
+        "the configuration asks for 10000 layers, and the tensors have at most 2; the weights do",
+    ),
+    "more tokens": (
+        lambda d: reconfigure(d, vocab_size=10**9),
+        "the configuration asks for 1000000000 tokens, and the tensors have at most",
+    ),
+    "beyond 32 bits": (
+        lambda d: reconfigure(d, hidden_size=10**400),
+        r"hidden_size is 10{59}; it must be a positive integer below 2\*\*31",
     ),
     "a run": (
         lambda d: (d / "config.json").write_text('{"mode": "bench"}'),

@@ -232,6 +232,10 @@ def test_files_with_copies_of_the_embedding_and_with_a_start_token_elsewhere(tmp
     assert ("head", "kernel") in flatten_dict(loaded.params)
     reconfigure(tmp_path / "t5", scale_decoder_outputs=True)
     assert hf.load(tmp_path / "t5").config.tie_embeddings
+    # The tensors show the number of layers before any are built.
+    reconfigure(tmp_path / "t5", num_decoder_layers=10**9)
+    with pytest.raises(UserError, match="asks for 1000000000 layers, and the tensors have at m"):
+        hf.load(tmp_path / "t5")
 
 
 def test_prompts_and_texts_without_a_source_are_refused():

@@ -13,7 +13,7 @@ import report_cases
 
 from specjax import report
 from specjax.errors import UserError
-from specjax.report import tables
+from specjax.report import html, tables
 
 pytestmark = pytest.mark.fast
 
@@ -90,6 +90,30 @@ def test_latex_has_chosen_columns_a_caption_and_a_label(workdir, run):
     assert r"\label{a}" in only and "caption" not in only
     shown = run(workdir, "--format=markdown", "--columns=T,method")[1]
     assert shown.splitlines()[0] == "| T | method |"
+
+
+ATTACKS = ("</script><script>alert(1)</script>", "=1+1", "+1", "-1", "@SUM(A1)", " \t=1")
+
+
+def test_names_are_text_in_every_format():
+    """A method, a category and a set of prompts with the syntax of each format."""
+    rows = [
+        report_cases.row(name, prompt_set=name, category=category, speedup=1.5)
+        for name in ATTACKS
+        for category in (None, name)
+    ]
+    results = report_cases.results(rows) | {"command": ATTACKS[0], "git": {"=1": ATTACKS[0]}}
+    page = html.render(results, [], ATTACKS[0], plots={})
+    assert page.count("<script") == len(html.SCRIPTS) and "&lt;/script&gt;&lt;script" in page
+    for categories in (False, True):
+        cells = [*csv.reader(io.StringIO(tables.to_csv(results, categories=categories)))]
+        texts = [cell for line in cells for cell in line]
+        for name in ATTACKS[1:]:
+            assert f"'{name}" in texts and name not in texts
+        assert ATTACKS[0] in texts and "git.=1" in texts
+        latex = tables.to_latex(results, categories=categories)
+        assert r"\textless{}/script\textgreater{}" in latex and "<" not in latex
+        assert "\n| \\</script>" in tables.to_markdown(results, categories=categories)
 
 
 def test_a_bracket_does_not_begin_a_line_of_latex():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 from pathlib import Path
 
 import jax
@@ -295,6 +297,49 @@ def test_only_what_is_asked_for_is_compiled(cli, common, monkeypatch, flag):
     line = f"temperature 0, batch 1: draft_model: tau {row['block_efficiency']:.2f}, "
     assert line in out and out.index(line) < out.index("\nmethod ")
     assert not (workdir / "trace.jsonl").exists()
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No file may become larger: what a full disk is to the process."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room_is_one_line(cli, quick, tmp_path):
+    """The batches that are stored are kept; a generation writes nothing, or all."""
+    with largest_file(2000):
+        status, _, err, workdir = cli(*quick)
+    assert status == 2 and err.startswith("specjax: cannot write ") and err.count("\n") == 1
+    assert {path.name for path in workdir.iterdir()} <= {progress.NAME}
+    status, _, err, _ = cli(*quick)
+    assert (status, err) == (0, "")
+    keys = [key for key in quick if key.startswith(("--config.target=", "--config.prompts="))]
+    keys += [GENERATE, "--config.max_new_tokens=3", f"--config.record={tmp_path / 'r.jsonl'}"]
+    with largest_file(1000):
+        status, _, err, workdir = cli(*keys, workdir=tmp_path / "texts")
+    assert status == 2 and err.startswith("specjax: cannot write into ")
+    assert not workdir.exists() and not (tmp_path / "r.jsonl").exists()
+
+
+def test_fingerprints_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 1 << 10)
+    monkeypatch.setattr(files, "FIRST", 1 << 8)
+    path, marks = tmp_path / "weights", set()
+    data = bytearray(1 << 21)
+    for place in (None, 3, len(data) - 1, len(data) // 2 - 1):
+        if place is not None:
+            data[place] ^= 1
+        path.write_bytes(data)
+        marks.add(files.fingerprint(path))
+    path.write_bytes(data + b"x")
+    assert len(marks | {files.fingerprint(path)}) == 5
+    path.write_bytes(b"short")
+    assert files.fingerprint(path) == files.sha256(path)
 
 
 def test_another_configuration_starts_over(tmp_path):

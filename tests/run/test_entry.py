@@ -77,6 +77,16 @@ def test_rejected_tokens_are_not_printed_as_text(monkeypatch):
     )
 
 
+def test_an_error_of_the_system_is_one_line(cli, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "file")
+
+    monkeypatch.setattr(command_line, "run", full)
+    status, _, err, _ = cli(f"--config={ROOT}/configs/generate.py")
+    assert status == 2
+    assert err == "specjax: file: No space left on device; look after the disk, and run again\n"
+
+
 def test_two_methods_of_one_name_are_refused():
     drafter = drafters.make("none", LM(None, None, None, 5))
     method = passes.Method("same", drafter, accept.load("chain"), ModelParams({}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 
 import jax
@@ -159,6 +160,7 @@ def test_a_finished_bench_says_so(cli, target, tmp_path, monkeypatch, capsys):
     status, _, err, workdir = cli(*common)
     assert (status, err) == (0, "")
     first = (workdir / "results.json").stat().st_mtime_ns
+    prompts.write_text("def add\n")  # newer, of the same content
     status, out, err, _ = cli(*common)
     assert (status, err) == (0, "") and "this bench is finished" in out
     assert "--config.again=True measures it again" in out and "prompt_lookup" in out
@@ -169,6 +171,7 @@ def test_a_finished_bench_says_so(cli, target, tmp_path, monkeypatch, capsys):
     cli(*common, "--config.again=True")
     assert len(ran) == 1
     prompts.write_text("def sub\n")
+    os.utime(prompts, (0, 0))
     cli(*common)
     assert len(ran) == 2
     cli(*common, "--config.seed=5")

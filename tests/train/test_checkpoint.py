@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 
 import jax
@@ -265,6 +266,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
     first.__exit__(None)
     with checkpoint.Checkpoints(tmp_path, {}, lambda line: None) as second:
         assert second.restore(_at(0))[0] == 8
+
+
+@fast
+def test_what_tensorstore_reports_after_a_failed_save_is_not_printed(tmp_path, monkeypatch):
+    printed, late = [], RuntimeError("Event loop is closed")
+    hook = lambda unraisable: printed.append(unraisable.exc_value)  # noqa: E731
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    other = ValueError("x")
+    with checkpoint.Checkpoints(tmp_path, {}):
+        for error in (late, other):
+            sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+    assert printed == [other] and sys.unraisablehook is hook
 
 
 @fast

@@ -105,7 +105,7 @@ def keys_of(model: str | os.PathLike) -> dict[str, int]:
     from specjax.models.config_values import mask_id_of
 
     path = hf.resolve(model)
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").exists():
         return {}
     raw = hf.read_json(path / "config.json")
     mask = mask_id_of(path, raw)

@@ -35,7 +35,7 @@ from specjax.models import hf, lm, rope, tensor_files
 from specjax.models.attention import Scores
 from specjax.models.hf_config import config_from_hf, config_to_hf
 from specjax.models.hf_tokenizer import fingerprint, load_tokenizer
-from specjax.models.hf_weights import read_params
+from specjax.models.hf_weights import check_sizes, read_params
 from specjax.models.transformer import Block, Transformer
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
@@ -580,6 +580,7 @@ def load(directory: str | os.PathLike, *, dtype: Any = None, on_host: bool = Fal
     if not path.is_dir():
         raise UserError(f"{path} is no directory of a SPIRe draft model; train one first")
     config, dtype = read_config(path), hf.parameter_dtype(dtype)
+    check_sizes(path, config.decoder)
     tokenizer = load_tokenizer(path, config.decoder.vocab_size)
     params = read_params(path, config.decoder, dtype, on_host)
     if config.feedback:

@@ -86,7 +86,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
     with _one_line(Path(directory), "read"):
         codec, dtype = codecs.of(kind), hf.parameter_dtype(dtype)
         path = hf.resolve(directory, names=[TREE_FILE] if codec is None else codec.files)
-        config = hf.read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        config = hf.read_json(path / "config.json") if (path / "config.json").exists() else {}
         params, config = (
             _read_tree(path, kind, config, dtype)
             if codec is None
@@ -216,7 +216,7 @@ def _kind_of_type(config: dict) -> str | None:
 def _check_replaceable(path: Path) -> None:
     """Raises UserError for a file, and for a directory of something else than heads."""
     file = path / "config.json"
-    config = hf.read_json(file) if file.is_file() else {}
+    config = hf.read_json(file) if file.exists() else {}
     ours = OWN in config or config.get("model_type") == TREE or _kind_of_type(config)
     if path.is_file() or (any(path.glob("*")) and not ours):
         raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
@@ -237,7 +237,7 @@ def open_file(path: Path, codec: Codec, stack: contextlib.ExitStack) -> Tensors:
     """The tensors of the first of the files that exists; ``stack`` closes it. Raises UserError."""
     for name in codec.files:
         if name == "model.safetensors" and any(
-            (path / f"{name}{end}").is_file() for end in ("", ".index.json")
+            (path / f"{name}{end}").exists() for end in ("", ".index.json")
         ):
             sources = list(hf_weights.weight_files(path))
         elif (path / name).is_file():

@@ -79,6 +79,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
     kind = family.model_type
     raw = {"architectures": [families.FAMILIES[kind].architecture], "model_type": kind}
     raw |= {name: _size(file, key) for key, name in _SIZES.items()}
+    _check_layers(file, raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     head_dim = _value(file, "attention.key_length", raw["hidden_size"] // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -153,6 +154,16 @@ def _size(file: GgufFile, key: str) -> int:
             "it is no language model, or the file is damaged"
         )
     return value
+
+
+def _check_layers(file: GgufFile, layers: int) -> None:
+    """Raises UserError if the file has tensors of fewer layers."""
+    there = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if layers > len(there):
+        raise UserError(
+            f"{file.path}: {file.architecture}.block_count is {layers}, and there are tensors of "
+            f"{len(there)} layers; copy it again"
+        )
 
 
 def _vocabulary(file: GgufFile) -> int:

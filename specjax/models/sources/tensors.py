@@ -66,10 +66,10 @@ def shard_names(index: Path) -> list[str]:
     Raises UserError for one that is damaged, or names a file outside of its directory.
     """
     names = read_json(index).get("weight_map") or {}
-    files = set(names.values()) if isinstance(names, dict) else {names}
-    for name in files:
+    named = list(names.values()) if isinstance(names, dict) else [names]
+    for name in named:
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
             raise UserError(
                 f"{index} names {name!r}; its weight_map must name .safetensors files beside it"
             )
-    return sorted(files)
+    return sorted(set(named))
