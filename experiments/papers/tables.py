@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.papers import published
 from experiments.tables import Column, number, of_rows, source, table
 from specjax import theory
 
@@ -195,4 +196,5 @@ def tables(results: dict) -> str:
             texts += [f"{title}\n\n{source(pair, results)}", of_rows(rows, CHECKPOINTS)]
         else:
             texts.append(further(name, pair, results))
+    texts.append(published.tables(results))
     return "\n\n".join(texts)
