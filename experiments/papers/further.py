@@ -5,9 +5,12 @@
 - ``exits``: a draft token from the first layer whose best token is that of the layer before
   (Schuster et al. 2022, 2207.07061, call this saturation), beside exits at a fixed layer.
 - ``slots``: placeholder tokens that nobody trained, after the pending token.
-- ``sizes``: n-grams and draft models of several sizes; --draft=SIZE=DIR names them.
+- ``sizes``: n-grams and draft models of several sizes; --draft=WIDTH=DIR names them. Those of the
+  results have one layer and are trained as ``pairs`` trains drafts, on 1,024 prompts that the
+  target continued, for 400 steps (model.hidden_size is WIDTH).
 - ``checkpoints``: earlier checkpoints of the target as its draft model; --checkpoint=STEP=DIR names
-  them, the last one is the target.
+  them, the last one is the target. Those of the results are four runs of configs/pretrain.py, each
+  of 100 steps at a constant rate without warm-up, and each from the one before (config.init).
 
 Costs in predictions are those that the first parts of the pair measured.
 """

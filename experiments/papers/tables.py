@@ -97,6 +97,7 @@ SIZES = (
     HEAD[0],
     Column("c^", "c_hat", ".3f"),
     *HEAD[2:],
+    Column("theorem 3.8 with c^ as c", lambda row: _of_work(row), ".2f", "x"),
     *SPEED,
     *WORK[:1],
     Column("best gamma", "best_gamma"),
@@ -108,6 +109,10 @@ CHECKPOINTS = (
     HEAD[2],
     Column("theorem 3.8, c = 1", "gain_of_one", ".2f", "x"),
 )
+
+
+def _of_work(row: dict) -> float:
+    return theory.walltime_improvement(row["alpha"], row["gamma"], row["c_hat"])
 
 
 def _rates(rates: list[float]) -> str:
