@@ -1,7 +1,8 @@
 """The draft length by the pending token: a table with a length for each token of the vocabulary.
 
-After some classes of tokens (a line break, the first half of a word) a draft is easier to accept
-than after others. A table can give each class its length. The pending token is committed text, so
+Leviathan et al. 2023 (2211.17192), section 3.5, propose a length that follows a prediction of the
+acceptance. Here the pending token is the prediction: after some classes of tokens (a line break, a
+name) a draft is easier to accept than after others, and a table gives each class its length. The pending token is committed text, so
 the output law does not change. A length by the class of the *draft* token would change it: whether
 a token is proposed must not depend on its own value.
 
@@ -24,6 +25,8 @@ from specjax.declare import key
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.types import Context, Draft, Verdict
+
+REFERENCE = "leviathan2023fast"
 
 LIMITS = True
 
