@@ -1,10 +1,10 @@
 """The draft length by the pending token: a table with a length for each token of the vocabulary.
 
 Leviathan et al. 2023 (2211.17192), section 3.5, propose a length that follows a prediction of the
-acceptance. Here the pending token is the prediction: after some classes of tokens (a line break, a
-name) a draft is easier to accept than after others, and a table gives each class its length. The pending token is committed text, so
-the output law does not change. A length by the class of the *draft* token would change it: whether
-a token is proposed must not depend on its own value.
+acceptance. Here the pending token predicts it: after some classes of tokens (a line break, a name)
+a draft is easier to accept than after others, and a table gives each class its length. The pending
+token is committed text, so the output law does not change. A length by the class of the *draft*
+token would change it: whether a token is proposed must not depend on its own value.
 
 The table is a list in a JSON file, entry i for the token of id i. After a token beyond its end
 nothing is drafted.
