@@ -833,7 +833,8 @@ def test_papers(target, tmp_path):
     result = json.loads((tmp_path / "results.json").read_text())
     further = result["further"]["given"]
     assert {row["controller"] for row in further["controllers"]} >= {"pending, by class"}
-    assert all(row["lossless"] for row in further["controllers"])
+    # None: a few texts show nothing.
+    assert all(row["lossless"] is not False for row in further["controllers"])
     assert all(0 <= row["alpha"] <= 1 + 1e-6 for row in further["exits"] + further["sizes"])
     assert [row["steps"] for row in result["further"]["checkpoints"]["rows"]] == [1] * 3
     text = papers_tables.tables(result)
