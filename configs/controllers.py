@@ -6,7 +6,7 @@
         --config.prompts=FILE
 
 The argument is a drafter, optionally a folder with a target and a draft (``hydra``: heads), and
-optionally controllers, instead of all: "prompt_lookup,,fixed:2;fixed:8;goodput".
+optionally controllers, instead of all: "prompt_lookup,,fixed:2;fixed:8;pending:FILE".
 Held-out Python code, greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what
 rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured.
 """

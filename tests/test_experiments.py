@@ -827,7 +827,16 @@ def test_papers(target, tmp_path):
     small = "--small --new=8 --prompts=4 --texts=4 --repeats=1 --draft-steps=4 --generated=80"
     out = [f"--out={tmp_path}/results.json", f"--workdir={tmp_path}/runs"]
     papers_study.main([*pairs, *small.split(), *out])
+    own = [f"--draft=16={tmp_path}/draft", f"--checkpoint=1={tmp_path}/draft"]
+    own += [f"--checkpoint=2={target}/target", "--further"]
+    papers_study.main([pairs[0], *small.split(), *out, *own])
     result = json.loads((tmp_path / "results.json").read_text())
+    further = result["further"]["given"]
+    assert {row["controller"] for row in further["controllers"]} >= {"pending, by class"}
+    # None: a few texts show nothing.
+    assert all(row["lossless"] is not False for row in further["controllers"])
+    assert all(0 <= row["alpha"] <= 1 + 1e-6 for row in further["exits"] + further["sizes"])
+    assert [row["steps"] for row in result["further"]["checkpoints"]["rows"]] == [1] * 3
     text = papers_tables.tables(result)
     assert str(tmp_path) not in json.dumps(result) and "None" not in text
     names = ("trained", "given: a", "given: b", "bigram")

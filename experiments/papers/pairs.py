@@ -19,7 +19,7 @@ from specjax.theory import roofline
 from specjax.train import examine
 from specjax.types import Drafter, ModelParams
 
-DRAFT = "draft model"
+DRAFT, NGRAMS = "draft model", ("unigram", "bigram")
 TRAINED = "forward_kl, target"  # of ``trained_drafters``
 
 
@@ -37,6 +37,10 @@ class Pair(NamedTuple):
     def drafter(self, kind: str, gamma: int) -> Drafter:
         """A drafter that draws chains."""
         return drafters.make(target=self.target.lm, gamma=gamma, **self.models[kind])
+
+    def work_of(self, kind: str) -> float:
+        """Operations of a draft token of this kind, over the target's; tables compute nothing."""
+        return 0.0 if kind in NGRAMS else self.work
 
     def params(self, drafter: Drafter) -> ModelParams:
         """The parameters of the target and of a drafter."""

@@ -27,29 +27,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-from experiments.common import BENCH_TIMES, checked, options, record, start, without_folder
-from experiments.papers import law, tables
+from experiments.common import Stopwatch, checked, options, record, start, without_folder
+from experiments.papers import further, law, tables
 from experiments.papers.pairs import DRAFT, Pair, prepared
-from specjax import accept, theory
-from specjax.bench.overlap import overlap
+from experiments.papers.parts import GAMMA, TIMES, alphas, bench, beside_theory, say
+from specjax import accept
 from specjax.errors import UserError
 from specjax.files import write_json
-from specjax.run import measure
 from specjax.theory import roofline
-from specjax.types import Accept, Drafter
-
-TIMES = BENCH_TIMES | {
-    *("c", "verify", "improvement", "improvement_measured_verify"),
-    *("plain_tokens_per_second", "seconds", "plain_seconds"),
-}
-GAMMA = 4  # Chen's K, and that of all parts but the one over gammas
-PER_BENCH = 4  # methods; the memory maps of a process are few
 
 
 class Sizes(NamedTuple):
@@ -63,87 +52,6 @@ class Sizes(NamedTuple):
 
 FULL = Sizes(range(1, 9), (0.0, 0.5, 1.0, 1.5), (1.0, 0.5, 0.3, 0.1), (32, 128, 384, 1024))
 SMALL = Sizes((1, GAMMA), (0.0, 0.5, 1.0), (1.0, 0.3), (4, 16))
-
-
-def say(*words: object) -> None:
-    """A line of progress."""
-    print(*words, file=sys.stderr, flush=True)
-
-
-def alphas(pair: Pair) -> list[dict[str, Any]]:
-    """alpha by definition of every kind of draft at every temperature, and its parts."""
-    rows = []
-    for kind in pair.models:
-        drafter = pair.drafter(kind, GAMMA)
-        for temperature, texts in pair.texts.items():
-            found = overlap(
-                *(pair.target.lm, drafter, pair.params(drafter)),
-                *texts,
-                {"temperature": temperature},
-                categories=pair.kinds,
-                decode=pair.target.text_tokenizer.decode,
-            )
-            assert found is not None
-            kept = {key: found[key] for key in ("alpha", "tokens", "by_class", "by_category")}
-            rows.append({"drafter": kind, "temperature": temperature, **kept})
-    return rows
-
-
-def bench(
-    pair: Pair,
-    methods: Mapping[str, tuple[Drafter, Accept]],
-    args: argparse.Namespace,
-    part: str,
-    **keys: Any,
-) -> list[dict[str, Any]]:
-    """The rows of the methods; several benches with a few of them each."""
-    rows, labels = [], list(methods)
-    keys = {"max_new_tokens": args.new, "repeats": args.repeats} | keys
-    for first in range(0, len(labels), PER_BENCH):
-        some = labels[first : first + PER_BENCH]
-        say(f"{pair.name}: {', '.join(some)}")
-        found = measure(
-            pair.target,
-            {label: methods[label] for label in some},
-            keys.get("prompts", pair.prompts),
-            workdir=args.workdir / pair.name / "benches" / f"{part}{first}",
-            show=False,
-            report=False,
-            trace_prompts=0,
-            **{key: value for key, value in keys.items() if key != "prompts"},
-        )
-        rows += found["rows"]
-        jax.clear_caches()
-    return rows
-
-
-def beside_theory(row: dict[str, Any], kind: str, alpha: float, pair: Pair) -> dict[str, Any]:
-    """A row of a bench, and what theory predicts from alpha, the costs and the operations."""
-    gamma, costs, work = row["gamma"], row["costs_ms"], pair.work if kind == DRAFT else 0.0
-    c, verify = costs["draft"] / gamma / costs["step"], costs["verify"] / costs["step"]
-    passed = row["lossless"]["passed"] if row["lossless"] else None
-    kept = ("method", "category", "temperature", "acceptance_rate", "costs_ms", "speedup")
-    return {
-        "drafter": kind,
-        "gamma": gamma,
-        **{key: row[key] for key in (*kept, "speedup_interval", "tokens_per_second")},
-        "plain_tokens_per_second": row["autoregressive_tokens_per_second"],
-        "alpha": alpha,
-        "tau": row["block_efficiency"],
-        # Before a text is cut at its end, as the formula counts.
-        "tokens_before_cut": row["accepted_per_round"] + 1,
-        "expected_tokens": theory.expected_tokens(alpha, gamma),
-        "c": c,
-        "verify": verify,
-        "improvement": theory.walltime_improvement(alpha, gamma, c),
-        "improvement_measured_verify": theory.walltime_improvement(
-            alpha, gamma, c, {gamma + 1: verify}
-        ),
-        "c_hat": work,
-        "operations": theory.operations(alpha, gamma, work),
-        "operations_measured": (gamma * work + gamma + 1) / (row["accepted_per_round"] + 1),
-        "lossless": passed,
-    }
 
 
 def chains(pair: Pair, found: list[dict[str, Any]], args: argparse.Namespace) -> list[dict]:
@@ -238,8 +146,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--draft-steps", type=int, default=600, help="of a draft that is trained")
     add("--generated", type=int, default=2048, help="prompts that the target continues for it")
     add("--small", action="store_true", help="few gammas, leniences and lengths, for a test")
+    add("--further", action="store_true", help="the parts of further.py, in place of the others")
+    add("--draft", action="append", default=[], help="WIDTH=DIR: a draft model of another size")
+    add("--checkpoint", action="append", default=[], help="STEP=DIR, of one training; the target")
     args = parser.parse_args(argv)
     args.sizes, args.pairs = SMALL if args.small else FULL, {}
+    args.drafts, args.checkpoints = further.named(args.draft), further.named(args.checkpoint)
     for text in args.pair:
         name, _, files = text.partition("=")
         if not name or files.count(",") != 3:
@@ -250,18 +162,35 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def store(
+    result: dict[str, Any],
+    part: str,
+    name: str,
+    found: dict[str, Any],
+    argv: Sequence[str],
+    args: argparse.Namespace,
+    stopwatch: Stopwatch,
+) -> None:
+    """Writes what was measured, with the command, the machine and the date."""
+    head = record(__file__, [without_folder(each) for each in argv], stopwatch)
+    result.setdefault(part, {})[name] = checked({**head, **found}, stopwatch, TIMES)
+    write_json(args.out, result)
+
+
 def run(argv: Sequence[str]) -> None:
     """Measures every pair."""
     args = parse(argv)
     start(args)  # refuses before the training
     result = json.loads(args.out.read_text()) if args.out.exists() else {"pairs": {}}
+    part, known = "further" if args.further else "pairs", result["pairs"]
     for name, files in args.pairs.items():
         pair = prepared(name, files, args)
         stopwatch = start(args)
-        found = study(pair, args)
-        head = record(__file__, [without_folder(each) for each in argv], stopwatch)
-        result["pairs"][name] = checked({**head, **found}, stopwatch, TIMES)
-        write_json(args.out, result)
+        found = further.study(pair, known[name], args) if args.further else study(pair, args)
+        store(result, part, name, found, argv, args, stopwatch)
+    if args.checkpoints:
+        stopwatch = start(args)
+        store(result, "further", "checkpoints", further.checkpoints(args), argv, args, stopwatch)
     print(tables.tables(result))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from experiments.papers import published
 from experiments.tables import Column, number, of_rows, source, table
+from specjax import theory
 
 K = 4
 HEAD = (
@@ -23,6 +25,17 @@ SPEED = (
 WORK = (
     Column("theorem 3.11", "operations", ".2f"),
     Column("operations, of plain", "operations_measured", ".2f"),
+)
+CHEN = (
+    Column("domain", "domain"),
+    *HEAD[:1],
+    *HEAD[2:3],
+    Column("r' predicted", "efficiency", ".2f"),
+    Column("measured", "efficiency_measured", ".2f"),
+    Column("with c alone", "whole", ".2f", "x"),
+    Column("with c and v", "whole_measured_verify", ".2f", "x"),
+    Column("predicted", "improvement_measured_verify", ".2f", "x"),
+    Column("speed-up", "speedup", ".2f", "x"),
 )
 LENIENCE = (
     Column("draft", "drafter"),
@@ -48,6 +61,87 @@ TOPS = (
     Column("sampled", "sampled", ".1%"),
 )
 
+CLASSES = (
+    HEAD[0],
+    Column("class", "class"),
+    Column("share", "share", ".1%"),
+    Column("alpha after it", "alpha", ".3f"),
+    Column("tokens with 4", "expected_tokens", ".2f"),
+    Column("length", "length"),
+)
+CONTROLLERS = (
+    HEAD[0],
+    Column("controller", "controller"),
+    Column("drafted per round", "drafted", ".2f"),
+    Column("accepted", "acceptance_rate", ".3f"),
+    HEAD[-1],
+    Column("operations, of plain", "operations_measured", ".2f"),
+    Column("predicted", "predicted", ".2f", "x"),
+    Column("speed-up", "speedup", ".2f", "x"),
+)
+EXITS = (
+    Column("draft token from", "exit"),
+    Column("layers, T=0", "alpha_greedy_layers", ".0%"),
+    Column("alpha, T=0", "alpha_greedy", ".3f"),
+    Column("layers, T=1", "alpha_layers", ".0%"),
+    Column("alpha, T=1", "alpha", ".3f"),
+)
+SLOTS = (
+    HEAD[0],
+    Column("acceptance by depth", lambda row: _rates(row["acceptance_by_depth"])),
+    Column("tau", "block_efficiency", ".2f"),
+    Column("speed-up", "speedup", ".2f", "x"),
+)
+SIZES = (
+    Column("draft", "drafter"),
+    HEAD[0],
+    Column("c^", "c_hat", ".3f"),
+    *HEAD[2:],
+    Column("theorem 3.8 with c^ as c", lambda row: _of_work(row), ".2f", "x"),
+    *SPEED,
+    *WORK[:1],
+    Column("best gamma", "best_gamma"),
+    Column("theorem 3.8 there", "best_improvement", ".2f", "x"),
+)
+CHECKPOINTS = (
+    HEAD[0],
+    Column("step", lambda row: f"{row['steps']} of {row['of']}"),
+    HEAD[2],
+    Column("theorem 3.8, c = 1", "gain_of_one", ".2f", "x"),
+)
+
+
+def _of_work(row: dict) -> float:
+    return theory.walltime_improvement(row["alpha"], row["gamma"], row["c_hat"])
+
+
+def _rates(rates: list[float]) -> str:
+    return " ".join(format(rate, ".2f") for rate in rates)
+
+
+def with_factors(row: dict) -> dict:
+    """A row with r' and the speed-up if all tokens were accepted, predicted and measured."""
+    tokens, gamma, c, v = (row[key] for key in ("expected_tokens", "gamma", "c", "verify"))
+    share, whole = theory.loop_factors(tokens, gamma, c)
+    measured, cost = theory.loop_factors(row["tokens_before_cut"], gamma, c, {gamma + 1: v})
+    own = {"efficiency": share, "efficiency_measured": measured, "whole": whole}
+    return row | own | {"whole_measured_verify": cost}
+
+
+def further(name: str, pair: dict, results: dict) -> str:
+    """The tables of ``further.py`` for a pair."""
+    parts = {
+        "alpha and length by class of the pending token": of_rows(pair["classes"], CLASSES),
+        "Controllers, at most 8 tokens": of_rows(pair["controllers"], CONTROLLERS),
+        "The target's layers as a draft": of_rows(pair["exits"], EXITS),
+        "Placeholder tokens without training": of_rows(pair["slots"], SLOTS),
+    }
+    if "sizes" in pair:
+        rows = sorted(pair["sizes"], key=lambda row: row["temperature"])
+        parts["Drafts by size, gamma 4"] = of_rows(rows, SIZES)
+    titled = [f"{title}:\n\n{each}" for title, each in parts.items()]
+    return "\n\n".join([f"**{name}, further**\n\n{source(pair, results)}", *titled])
+
 
 def by_temperature(rows: list[dict]) -> str:
     """alpha of each kind of draft: a column per temperature."""
@@ -70,7 +164,7 @@ def by_class(rows: list[dict]) -> str:
 
 
 def tables(results: dict) -> str:
-    """The tables of each pair, then K = 4 in all domains."""
+    """The tables of each pair, K = 4 in all domains, then the further ones."""
     texts, domains = [], []
     for name, pair in results["pairs"].items():
         rows, whole = pair["chains"], [row for row in pair["chains"] if row["category"] is None]
@@ -97,6 +191,15 @@ def tables(results: dict) -> str:
         domains += [
             row | {"domain": ": ".join(filter(None, (name, row["category"])))} for row in chosen
         ]
-    table_of_domains = of_rows(domains, (Column("domain", "domain"), *HEAD, *SPEED))
-    title = f"**Chen et al. 2023: K = {K} in each domain**"
-    return "\n\n".join([*texts, title, table_of_domains])
+    # Without times there are no factors of a loop.
+    domains = [with_factors(row) if row["c"] is not None else row for row in domains]
+    texts += [f"**Chen et al. 2023: K = {K} in each domain**", of_rows(domains, CHEN)]
+    for name, pair in results.get("further", {}).items():
+        if name == "checkpoints":
+            title = "**Earlier checkpoints of the target as its draft model**"
+            rows = sorted(pair["rows"], key=lambda row: row["temperature"])
+            texts += [f"{title}\n\n{source(pair, results)}", of_rows(rows, CHECKPOINTS)]
+        else:
+            texts.append(further(name, pair, results))
+    texts.append(published.tables(results))
+    return "\n\n".join(texts)

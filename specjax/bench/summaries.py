@@ -132,6 +132,7 @@ def _counted_row(
         "gamma": method.drafter.longest,
         "nodes": method.drafter.nodes,
         "prompt_set": job.name,
+        "new_tokens": job.max_new_tokens,
         "context": statistics.fmean(len(job.prompts[i]) for i in prompts),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
         "random_prompts": metrics.random_prompts(job.prompts, job.target.vocab_size),

@@ -26,9 +26,8 @@ def lines(rows: Sequence[dict]) -> list[str]:
 
 
 def _setting(row: dict) -> tuple:
-    return tuple(
-        str(row.get(key)) for key in ("temperature", "batch_size", "prompt_set", "context")
-    )
+    keys = ("temperature", "batch_size", "prompt_set", "context", "new_tokens")
+    return tuple(str(row.get(key)) for key in keys)
 
 
 def _name(row: dict, wholes: Sequence[dict]) -> str:

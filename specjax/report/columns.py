@@ -253,6 +253,7 @@ FACTS = (
     ("accepted_per_round", "accepted per round", "{:.2f}"),
     ("verified_per_round", "verified per round", "{:.2f} tokens"),
     ("context", "mean prompt", "{:.0f} tokens"),
+    ("new_tokens", "new tokens, at most", "{:g}"),
     ("prefill_seconds", "prefill", "{:.3g} s"),
     ("compile_seconds", "compilation", "{:.3g} s"),
     ("tokens_per_second_per_device", "on each device", "{:,.0f} tokens/s"),
@@ -299,14 +300,21 @@ def joined(row: dict, column: Column, joints: Mapping[str, str]) -> str:
 
 
 def prompt_names(rows: Sequence[dict]) -> list[str]:
-    """A name for the prompts of each row; [] if all rows have the same prompts.
+    """A name for the prompts of each row; [] if all rows have the same prompts and lengths.
 
-    The mean length of the prompts is part of it if one set has several lengths.
+    The mean length of the prompts is part of it if one set has several lengths, and the length of
+    the outputs if there are several.
     """
     sets = [
         (str(row.get("prompt_set") or DASH), spell(row.get("context"), "{:.0f}")) for row in rows
     ]
-    if len(set(sets)) < 2:
+    outputs = [spell(row.get("new_tokens"), "{:g}") for row in rows]
+    if len(set(sets)) < 2 and len(set(outputs)) < 2:
         return []
     lengths = Counter(name for name, _ in set(sets))
-    return [f"{name}, {size} tokens" if lengths[name] > 1 and size else name for name, size in sets]
+    names = [
+        f"{name}, {size} tokens" if lengths[name] > 1 and size else name for name, size in sets
+    ]
+    if len(set(outputs)) < 2:
+        return names
+    return [f"{name}, {new} new" if new else name for name, new in zip(names, outputs, strict=True)]

@@ -22,7 +22,7 @@ OUT, DRAFT = 6, 7
 ROUNDING = 1e-3  # a probability may exceed its range by this much
 GIVE_RESULTS = "give the results.json that a bench wrote"
 # Rows that agree in these keys are one measurement, as a whole and by category.
-SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "warm")
+SAME = ("method", "accept", "temperature", "batch_size", "prompt_set", "new_tokens", "warm")
 RANGE = 1e15  # no measurement is larger, and matplotlib cannot lay out an axis that is much longer
 TIME_PARTS = ("draft", "verify", "accept", "host")  # the parts of the decoding time, in order
 # Characters that a terminal interprets, or that no file can hold, and what is shown instead.

@@ -71,6 +71,12 @@ AXES = {
         canvas.number,
         f"{PLAIN}. A line is one set of prompts, cut to each length.",
     ),
+    "new_tokens": Axis(
+        "Speed-up by the length of the output",
+        "output (new tokens)",
+        "new_tokens",
+        spell=canvas.number,
+    ),
 }
 
 
@@ -98,6 +104,7 @@ SETTINGS: dict[str, Callable[[Any], str]] = {
     "draft": _spell_size("drafter"),
     "context": lambda tokens: f"{canvas.number(tokens) if tokens else 'unknown'} tokens of context",
     "prompt_set": lambda name: str(name or "unnamed prompts"),
+    "new_tokens": "{} new tokens".format,
     "warm": lambda warm: "warm" if warm else "cold",
 }
 # A label leaves the first setting out if the second one, which it has, determines it.

@@ -73,7 +73,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     workdirs.announce_replacement(settings, workdir)
     for chosen in {id(cell.prompts): cell.prompts for cell in grid}.values():
         console.print(Text(chosen.about(), "dim"))
-    largest = max((cell.job for cell in grid), key=lambda job: (job.batch_size, job.width))
+    largest = max((cell.job for cell in grid), key=_size)
     console.print(Text(build.about(largest, methods), "dim"))
     ids = [p.ids for cell in grid for p in (*cell.prompts.prompts, *cell.prompts.others)]
     build.check_same_prompts(ids)
@@ -106,6 +106,11 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         texts = [each.text for each in _kept(settings, target, measured, workdir)]
         for text in texts or ["nothing: all are lossy, warm or nested"]:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
+
+
+def _size(job: passes.Job) -> tuple[int, int]:
+    """The rows, and the tokens of the longest text."""
+    return job.batch_size, job.width + job.max_new_tokens
 
 
 def _kept(

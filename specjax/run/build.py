@@ -101,8 +101,9 @@ def job(
     prompts: PromptSet,
     temperature: float,
     batch_size: int,
+    new_tokens: int | None = None,
 ) -> Job:
-    """What is decoded, with which settings.
+    """What is decoded, with which settings; ``new_tokens`` instead of ``settings.max_new_tokens``.
 
     Raises:
         UserError: settings out of range, more rows than prompts, a text longer than the context, a
@@ -121,7 +122,8 @@ def job(
         raise UserError(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
-    methods_lib.check_length(model, prompts.prompts, settings.max_new_tokens)
+    new_tokens = settings.max_new_tokens if new_tokens is None else new_tokens
+    methods_lib.check_length(model, prompts.prompts, new_tokens)
     sampling = dataclasses.replace(settings.sampling, temperature=temperature)
     built = Job(
         target=model.lm,
@@ -129,7 +131,7 @@ def job(
         prompts=[prompt.ids for prompt in prompts.prompts],
         settings=sampling.arguments(model.eos_id, model.lm.vocab_size),
         batch_size=batch_size,
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=new_tokens,
         eos_id=() if settings.ignore_eos else model.eos_id,
         seed=settings.seed,
         repeats=settings.repeats,

@@ -1,13 +1,14 @@
 """Measures the cells of a bench and shows the results: for mode bench, and for Python.
 
-A cell is a job with its prompts and methods: one temperature, batch size, prompt set and length of
-prompts.
+A cell is a job with its prompts and methods: one temperature, batch size, prompt set, length of
+prompts and length of outputs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,21 +86,18 @@ def grid(
     more: Sequence[str] = (),
     uncut: bool = True,
 ) -> list[Cell]:
-    """A cell for each temperature and batch size; ``more`` is added to their names.
+    """A cell for each temperature, batch size and length; ``more`` is added to their names.
 
     Raises UserError.
     """
-    return [
-        Cell(
-            build.job(settings, target, chosen, temperature, batch_size),
-            chosen,
-            methods,
-            ", ".join([f"temperature {temperature:g}", f"batch {batch_size}", *more]),
-            uncut,
-        )
-        for temperature in settings.temperatures
-        for batch_size in settings.batch_sizes
-    ]
+    result, several = [], len(settings.new_tokens) > 1
+    axes = settings.temperatures, settings.batch_sizes, settings.new_tokens
+    for temperature, batch_size, new in itertools.product(*axes):
+        job = build.job(settings, target, chosen, temperature, batch_size, new)
+        parts = [f"temperature {temperature:g}", f"batch {batch_size}", *more]
+        parts += [f"{new} new tokens"] * several
+        result.append(Cell(job, chosen, methods, ", ".join(parts), uncut))
+    return result
 
 
 class Results(NamedTuple):
@@ -173,7 +171,8 @@ def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
 
 def _by_shape(cells: Sequence[Cell]) -> list[int]:
     """The numbers of the cells; those that have the same programs follow each other."""
-    shapes = [(cell.job.batch_size, cell.job.width) for cell in cells]
+    jobs = [cell.job for cell in cells]
+    shapes = [(job.batch_size, job.width, job.max_new_tokens) for job in jobs]
     return sorted(range(len(cells)), key=lambda number: shapes.index(shapes[number]))
 
 

@@ -347,7 +347,7 @@ def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:
                 settings.source, target, _no_answers, name=name, context=context
             )
             for size in sizes:
-                build.job(settings, target, chosen, 0.0, size)
+                build.job(settings, target, chosen, 0.0, size, max(settings.new_tokens))
 
 
 def _no_answers(prompts: list[prompts_lib.Prompt]) -> list[list[int]]:

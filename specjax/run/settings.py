@@ -168,6 +168,7 @@ class GridKeys(declare.Keys):
         least=1,
         once=True,
     )
+    new_tokens: tuple[int, ...] = key((), "instead of config.max_new_tokens", least=1, once=True)
     gammas: tuple[int, ...] = key(
         (),
         "every method that takes gamma is measured once with each length that it can have",
@@ -365,6 +366,11 @@ class Settings(declare.Keys):
     def batch_sizes(self) -> tuple[int, ...]:
         """Those of the grid, or the single one."""
         return self.grid.batch_sizes or (self.batch_size,)
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        """Those of the grid, or the single number."""
+        return self.grid.new_tokens or (self.max_new_tokens,)
 
     @property
     def source(self) -> PromptSource:

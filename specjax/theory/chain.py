@@ -140,6 +140,24 @@ def speedup(tokens_per_round: float, draft: float, verify: float, step: float = 
     return tokens * checks.cost("step", step, positive=True) / round_time
 
 
+def loop_factors(
+    tokens_per_round: float, gamma: int, c: float, verify: Verify | None = None
+) -> tuple[float, float]:
+    """(r', the speed-up if all tokens were accepted): the speed-up is the product.
+
+    r' = tokens per round / (gamma + 1) is the share of a round's tokens that is emitted, and falls
+    with gamma. The other factor, (gamma + 1) / (gamma c + v(gamma + 1)), rises. Chen et al. 2023
+    (2302.01318), figure 1, where gamma is K.
+    """
+    tokens, gamma = checks.cost("tokens_per_round", tokens_per_round), checks.count("gamma", gamma)
+    if not 1 <= tokens <= gamma + 1:
+        raise UserError(
+            f"tokens_per_round is {tokens_per_round}; it must be between 1 and gamma + 1, which is "
+            f"{gamma + 1}"
+        )
+    return tokens / (gamma + 1), walltime_improvement(1.0, gamma, c, verify)
+
+
 def verify_cost(verify: Verify | None, tokens: int) -> float:
     """The time of a target pass over ``tokens`` tokens, in steps: from ``verify``, or 1 if None.
 

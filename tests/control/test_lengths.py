@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from fractions import Fraction
 
@@ -38,7 +39,10 @@ ADVERSARIAL = (
     "goodput:most=3,draft=0.2,weight=0.5,explore=1",
     "calibrated:most=3,draft=0.15",
     "heuristic:2,1,window=3,above=0.6,below=0.3",
+    "pending:table.json",
 )
+# Of ``pending``: fewer entries than tokens.
+TABLE = [2, 0, 3, 1]
 
 
 def context(rows, temperature=1.0):
@@ -131,6 +135,32 @@ def test_batch_size_as_in_vllm():
         state = own.init(context(rows))
         state = played(own, state, [1] * rows, [1] * rows, [bool(x) for x in live])
         assert own.limit(state).tolist() == [length] * rows, live
+
+
+@pytest.mark.fast
+def test_pending_reads_the_last_token_that_was_emitted(tmp_path, monkeypatch):
+    """Its entry of the table; a token beyond it has no draft; a row without tokens keeps all."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
+    own = control.parse("pending:table.json")
+    assert own.lengths == (0, 1, 2, 3)
+    prompts = jnp.array([[2, 2, 0], [2, 2, 4], [3, 1, 9]])
+    lengths = jnp.array([3, 3, 1])
+    state = own.init(Context(prompts, lengths, make_sampling(3, 1.0)))
+    assert own.limit(state).tolist() == [2, 0, 1]
+    tokens = jnp.array([[3, 2, -1], [0, -1, -1], [2, 2, 5]])
+    draft = Draft(jnp.zeros((3, 2), jnp.int32), jnp.ones((3, 2), bool))
+    verdict = Verdict(tokens, jnp.array([2, 1, 3]), jnp.full((3, 2), -1))
+    assert own.limit(own.update(state, draft, verdict)).tolist() == [3, 2, 0]
+    other = tmp_path / "other.json"
+    for text, message in (
+        ("{}", "pending's file other.json has no list; it must be one of lengths by token id"),
+        ("[1, -1]", "entry 1 of pending's file other.json is -1; it must be a whole number >= 0"),
+        ("[", "pending's file other.json cannot be read"),
+    ):
+        other.write_text(text)
+        with pytest.raises(UserError, match=re.escape(message)):
+            control.parse("pending:other.json")
 
 
 def ahead(depth, probs, tokens=None):
@@ -307,8 +337,10 @@ def test_calibrated_stops_at_the_first_fall():
 
 
 @pytest.mark.parametrize("text", by_default(ADVERSARIAL, ADVERSARIAL[4:5]))
-def test_exact_law(text):
+def test_exact_law(text, tmp_path, monkeypatch):
     """Two rounds of a draft model, the second one with what the controller learned."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
     with jax.enable_x64(True):
         target, draft, _ = cases.models()
         params = ModelParams(cases.table(0), cases.table(3))

@@ -116,6 +116,11 @@ def length_from_a_later_token(draft, keys, context):
     return draft.replace(valid=draft.valid & (draft.tokens[:, 1:2] != 0))
 
 
+def length_by_the_class_of_the_draft_token(draft, keys, context):
+    """Drops the draft where its first token, not the pending one, is of a class: an odd one."""
+    return draft.replace(valid=draft.valid & (draft.tokens[:, :1] % 2 == 0))
+
+
 def never_drafts_eos(draft, keys, context):
     """Makes a drawn token 0 invalid, as if it were an end-of-sequence token."""
     return draft.replace(valid=draft.valid & (draft.tokens != 0))

@@ -175,6 +175,13 @@ PUBLISHED = (
         "adaptive draft lengths, such as Draft & Verify's without the unsure token; DSpark, app. A",
     ),
     drafter_mutant(
+        drafters.length_by_the_class_of_the_draft_token,
+        "chain",
+        chain.make,
+        "the draft length is that of the class of its own first token",
+        "lengths by class of token (names, digits), as courses recommend them",
+    ),
+    drafter_mutant(
         drafters.top_k_with_iid_probs,
         "iid",
         recursive.make,

@@ -26,7 +26,7 @@ from specjax.bench import (
 from specjax.data import progress
 from specjax.drafters.files import head_files
 from specjax.models import hf
-from specjax.report import inputs
+from specjax.report import columns, inputs, series
 from specjax.run import settings
 
 QUESTIONS = [
@@ -387,6 +387,18 @@ def test_contexts_and_prompt_sets(cli, target, tmp_path, questions):
         ("more/question.jsonl", 5, 1),
     }
     assert not (workdir / "answers").exists()  # cut prompts are not the questions
+
+
+def test_lengths_of_outputs(cli, target, tmp_path):
+    """Each is a cell; tables and labels tell them apart."""
+    keys = [BENCH, f"--config.target={target}", "--config.prompt=def add", "--config.repeats=1"]
+    keys += ["--config.grid.new_tokens=(3,6)", "--config.ignore_eos=True"]
+    keys += ["--config.report=False", "--config.trace_prompts=0", "--config.drafter.gamma=1"]
+    status, _, err, workdir = cli(*keys)
+    assert (status, err) == (0, "")
+    rows = [row for row in results(workdir)["rows"] if row["category"] is None]
+    assert [(row["new_tokens"], row["tokens"]) for row in rows] == [(3, 3), (6, 6)]
+    assert len(set(series.distinct(rows))) == 2 and "-, 6 new" in columns.prompt_names(rows)[1]
 
 
 @pytest.mark.slow

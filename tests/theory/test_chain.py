@@ -135,6 +135,18 @@ def test_predictions_for_t5(alpha, gamma, c, gain):
     assert round(theory.walltime_improvement(alpha, gamma, c), 1) == gain
 
 
+def test_the_factors_of_a_loop():
+    """Chen et al. 2023, Chinchilla: 14.1 ms, a draft of 1.8 ms per token, K = 4, r' = 0.8."""
+    share, whole = theory.loop_factors(4.0, 4, 1.8 / 14.1)
+    assert share == pytest.approx(0.8)
+    assert (round(whole, 2), round(share * whole, 2)) == (3.31, 2.65)
+    for alpha, gamma in ((0.6, 1), (0.8, 3), (0.9, 8)):
+        tokens, verify = theory.expected_tokens(alpha, gamma), {gamma + 1: 1.4}
+        factors = theory.loop_factors(tokens, gamma, 0.1, verify)
+        gain = theory.walltime_improvement(alpha, gamma, 0.1, verify)
+        assert np.prod(factors) == pytest.approx(gain)
+
+
 @given(rates, st.floats(0.01, 1.5))
 @few
 def test_corollary_3_9(alpha, c):
@@ -232,6 +244,10 @@ def test_measured_verification():
         (lambda: theory.speedup(2.0, 0.1, 0.0), "verify is 0; it must be positive"),
         (lambda: theory.speedup(2.0, 0.1, 1.0, math.inf), "step is inf"),
         (lambda: theory.speedup(2.0, [0.1], 1.0), "draft has shape (1,); it must be one number"),
+        (
+            lambda: theory.loop_factors(5.5, 4, 0.1),
+            "tokens_per_round is 5.5; it must be between 1 and gamma + 1, which is 5",
+        ),
         (lambda: theory.overlap([0.5, 0.6], [1, 0]), "the target's distribution sums to 1.1"),
         (lambda: theory.overlap([0.5, 0.5], [1, 0, 0]), "shape (2,) and the draft's (3,)"),
         (lambda: theory.divergence([2.0, -1.0], [1, 0]), "the target's distribution is 2"),
