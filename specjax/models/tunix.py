@@ -83,9 +83,11 @@ def _theta(model: nnx.Module, config: Any) -> float:
     ``config.rope_theta``, so that its default counts.
     """
     module = sys.modules[type(model).__module__]
-    rope = inspect.signature(module.apply_rope).parameters.get("rope_theta")
-    stated = "rope_theta" in inspect.getsource(module.Attention)
-    return config.rope_theta if rope is None or stated else rope.default
+    # Qwen 2 has another function, which is given the base of the configuration.
+    rotate = getattr(module, "apply_rope", None)
+    if rotate is None or "rope_theta" in inspect.getsource(module.Attention):
+        return config.rope_theta
+    return inspect.signature(rotate).parameters["rope_theta"].default
 
 
 def _renamed(layers: int, tree: Params) -> Params:
