@@ -293,11 +293,9 @@ def check_prefill(
         )
     if limit is None:
         limit = jnp.full((batch,), max_len, jnp.int32)
-        longest = 0 if isinstance(lengths, Tracer) else int(np.max(lengths))
-        if longest == max_len:
+        if not isinstance(lengths, Tracer) and int(np.max(lengths)) == max_len:
             raise UserError(
-                f"max_len is {max_len}, and so long is a prompt: no token has a place after it; "
-                f"it must be at least {max_len + 1}"
+                f"max_len is {max_len}, the length of a prompt; it must be at least {max_len + 1}"
             )
     limit = jnp.broadcast_to(jnp.asarray(limit, jnp.int32), (batch,))
     if not any(isinstance(array, Tracer) for array in (prompt, lengths, limit)):

@@ -105,8 +105,7 @@ def propose(
     rows all nodes are invalid: their verdict is not used, and the loops of a rule end at once.
     """
     proposal = drafter.propose(params, keys, context_of(state), state.draft)
-    rows = state.length.shape[0]
-    draft, draft_state = tree.proposed(drafter, proposal, rows, target.vocab_size)
+    draft, draft_state = tree.proposed(drafter, proposal, len(state.length), target.vocab_size)
     real = (draft.tokens >= 0) & (draft.tokens < target.vocab_size)
     return draft.replace(valid=draft.valid & real & ~state.done[:, None]), draft_state
 

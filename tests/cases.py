@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters
+from specjax import drafters, registry
 from specjax.bound import Bound
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
@@ -215,17 +215,30 @@ def _tables(name: str, vocab: int) -> tuple[LM, LM, LM]:
 
 
 @functools.cache
-def _drafter(name: str, vocab: int) -> Drafter:
+def _drafter(name: str, vocab: int, **more: Any) -> Drafter:
     tables = (jnp.zeros((vocab + 1, vocab, vocab)), table(1, vocab), table(2, vocab))
-    return build(name, Models(*_tables(name, vocab), tables))
+    return build(name, Models(*_tables(name, vocab), tables), **more)
 
 
-def build(name: str, models: Models) -> Drafter:
-    """The drafter of a case, for these models; heads have random parameters."""
+def limited(name: str, control: str) -> Case:
+    """A case whose drafter has this controller."""
+    return case(name)._replace(drafter=_drafter(name, VOCAB, control=control))
+
+
+# The first case of each method that takes a controller.
+CONTROLLED = {
+    each.drafter: name
+    for name, each in reversed(_DECLARED.items())
+    if "control" in registry.keys_of(drafters.load(each.drafter)) and name not in ENCODER_NAMES
+}
+
+
+def build(name: str, models: Models, **more: Any) -> Drafter:
+    """The drafter of a case, for these models, with ``more`` keys; heads have random parameters."""
     if name in _MADE:
         return _MADE[name][0](models)
     method, keys, _ = _DECLARED[name]
-    keys = {key: _value(value, models) for key, value in keys.items()}
+    keys = {key: _value(value, models) for key, value in keys.items()} | more
     if inner := keys.get("drafters"):
         keys["drafters"] = [
             drafters.make(other, models.target, **{k: _value(v, models) for k, v in own.items()})

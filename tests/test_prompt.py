@@ -88,7 +88,7 @@ def test_arguments_for_other_rows():
         ({"sampling": sampling.make_sampling(3)}, "sampling is for 3 rows, and the prompt has 2; "),
         ({"sampling": sampling.make_sampling(1)}, "sampling is for 1 rows, and the prompt has 2; "),
         ({"sampling": {"temperature": 1.0}}, "sampling is of type dict; it must be of type Samp"),
-        ({"max_len": 3}, "max_len is 3, and so long is a prompt: .*; it must be at least 4"),
+        ({"max_len": 3}, "max_len is 3, the length of a prompt; it must be at least 4"),
         ({"max_len": 6.0}, "max_len is 6.0; it must be a whole number >= 1"),
         ({"chunk": 0}, "chunk is 0; it must be a whole number >= 1"),
         ({"prompt": [[1, 2, 3], [4, 0, 0]]}, "prompt is of type list; .*: decode.pack_prompts"),

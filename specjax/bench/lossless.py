@@ -163,8 +163,8 @@ MIN_TOKENS = 20 * CELLS  # with fewer the chi-square test is not valid
 class Lossless(NamedTuple):
     """The result of a check.
 
-    ``passed`` is None if there are too few tokens to decide, and in a bench if sampled outputs of
-    a lossy rule show no difference.
+    ``passed`` is None if there are too few tokens to decide, and in a bench if the outputs of a
+    lossy rule show no difference.
     """
 
     check: str

@@ -79,6 +79,8 @@ def _check_detail(row: dict) -> str:
     check, lossy = part(row, "lossless"), row.get("class") == "L3"
     if not check:
         return LOSSY if lossy else ""
+    # Sampled texts of class L2 have another law.
+    lossy |= row.get("class") == "L2" and row.get("temperature") != 0
     if inputs.passed(check) is None:
         undecided = LOSSY if lossy else "too few tokens"
         return undecided if check.get("passed") is None else "neither true nor false"

@@ -29,7 +29,7 @@ from specjax.testing import (
     state_checks,
 )
 from specjax.testing.findings import Check, Finding, Progress, Report, collect
-from specjax.testing.law_checks import check_law
+from specjax.testing.law_checks import check_law, distance
 from specjax.testing.models import prompts_of
 from specjax.testing.runner import Runner
 from specjax.types import CHAIN, LM, Accept, Drafter, ModelParams
@@ -97,7 +97,8 @@ def check_drafter(
 
     Returns:
         A ``Report``: the form of its drafts, the probs that it declares, its state, its forecast,
-        then per rule the exact law of a round and the findings of ``check_pair``. An exception in
+        then per rule the exact law of a round (of an L2 or L3 rule its distance from the target's,
+        without a bound) and the findings of ``check_pair``. An exception in
         the drafter's code is a failed check. If its functions take or return something of another
         form, that is the only check.
     """
@@ -138,8 +139,10 @@ def _drafter_checks(
     for number, rule in enumerate(rules):
         exact = rule.lossless_class == "L1"
         # What the drafter declares was enumerated at all settings; here one rule shows its effect.
+        law = (target, drafter, rule, params, list(prompts))
+        for each in () if exact else settings:
+            yield _named(rule.name, "distance of a round's law", distance, *law, **each)
         for each in (settings if number == 0 else SETTINGS[:1]) if exact else ():
-            law = (target, drafter, rule, params, list(prompts))
             keys = {"count": not quick, "after": LATER, **each}
             yield _named(rule.name, "exact law of a round", check_law, *law, **keys)
         if not quick:
@@ -183,7 +186,8 @@ def check_accept(
 
     Returns:
         A ``Report``: empty drafts, the exact laws, the chance of acceptance against its closed form
-        and the best possible, the compiled loop. An exception in the rule is a failed check.
+        and the best possible, the compiled loop. An exception in the rule is a failed check. Of an
+        L2 or L3 rule the distance of the law from the target's at each setting, without a bound.
 
     Raises:
         UserError: a class or siblings that do not exist.
@@ -216,6 +220,9 @@ def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
         return
     for kind in dict.fromkeys((rule.siblings[0], rule.siblings[-1])):
         case = plain_cases.real(kind)
+        law = (case.target, case.drafter, rule, case.params, [plain_cases.REPEATED])
+        for each in () if exact else SETTINGS:
+            yield _named(case.name, "distance of a round's law", distance, *law, **each)
         loop = (case.drafter, rule, case.target, case.params)
         yield _named(case.name, "the compiled loop", check_pair, *loop)
 

@@ -69,16 +69,12 @@ def _one_round(drafter: Drafter, target: LM, params: ModelParams) -> tuple[Any, 
 def _check_call(drafter: Drafter, name: str, arguments: tuple[str, ...]) -> None:
     """Raises UserError unless the function can be called with these arguments."""
     function, taken = getattr(drafter, name), ", ".join(arguments)
-    if not callable(function):
-        kind = type(function).__name__
-        raise UserError(f"{name} of {drafter.name} is of type {kind}; give a function of ({taken})")
-    signature = inspect.signature(function)
+    shown = inspect.signature(function) if callable(function) else "nothing"
+    wrong = f"{name} of {drafter.name} takes {shown}; it is called with ({taken})"
     try:
-        signature.bind(*arguments)
+        inspect.signature(function).bind(*arguments)
     except TypeError:
-        raise UserError(
-            f"{name} of {drafter.name} takes {signature}; it is called with ({taken})"
-        ) from None
+        raise UserError(wrong) from None
 
 
 def _check_state(drafter: Drafter, before: Any, after: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+import scipy.special
 
 from specjax.testing import exact, loop
 from specjax.testing.claims import setting_name, widen
@@ -75,6 +76,26 @@ def check_law(
     if depths and missing:
         return Finding(name, False, f"{detail}: never a token at depth {missing[0]}")
     return Finding(name, True, detail)
+
+
+def distance(target, drafter, rule, params, prompts, **settings) -> Finding:
+    """How far the law of a round's text is from the target's, for a rule that is not exact.
+
+    The largest total variation, and the largest KL divergence (law of the text from the target's,
+    in nats), of the first round after each prompt. It has no bound to fail.
+    """
+    name, far = f"distance of a round's law, {setting_name(settings)}", np.zeros(2)
+    try:
+        with jax.enable_x64(True):
+            models = target, drafter, rule, jax.tree.map(widen, params)
+            for prompt in prompts:
+                given = (*models, list(prompt), drafter.longest + 1)
+                pair = exact.enumerated(*given, rounds=1, **settings)[:2]
+                each = statistics.total_variation(*pair), scipy.special.rel_entr(*pair).sum()
+                far = np.maximum(far, each)
+    except (exact.NotEnumerable, exact.TooLarge) as error:
+        return Finding(name, None, f"not enumerated: {error}")
+    return Finding(name, True, f"total variation {far[0]:.3g}, KL divergence {far[1]:.3g} nats")
 
 
 def _counted(

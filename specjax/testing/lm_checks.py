@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import tree
+from specjax import checks, tree
 from specjax.errors import UserError
 from specjax.testing.findings import Check, Finding, Progress, Report, collect, where
 from specjax.types import LM, Params
@@ -77,17 +77,7 @@ def _checks(lm: LM, params: Params, close: float | None, seed: int) -> Iterator[
     if wrong:
         return
     yield "logits depend on the text", passes.dependence
-    for name, pairs in (
-        ("a block equals steps", passes.block),
-        ("rows of unequal length", passes.ragged),
-        ("a tree equals the chains of its paths", passes.paths),
-        ("a tree in two parts", passes.parts),
-        ("logits do not depend on the slots", passes.slots),
-        ("logits do not depend on padding", passes.padding),
-        ("logits do not depend on the other rows", passes.rows),
-        ("apply changes nothing", passes.apply_again),
-        ("commit follows path and count", passes.commit),
-    ):
+    for name, pairs in passes.properties().items():
         yield name, passes.compare, name, pairs
     yield "new parameters, no new trace", passes.new_params
 
@@ -97,38 +87,29 @@ def _wrong_form(lm: LM, params: Params) -> str | None:
     try:
         tokens, count = jnp.zeros((ROWS, SIZE), jnp.int32), jnp.zeros(ROWS, jnp.int32)
         cache = lm.init_cache(ROWS, 2 * SIZE)
-        out, block = _pair(lm, tree.shapes(lm.apply, params, tokens, cache))
-        wide = max(jnp.dtype(x.dtype).itemsize for x in _floats(params) or [np.zeros(1, "f4")])
-        shape, dtype = (*tokens.shape, lm.vocab_size), jnp.float64 if wide == 8 else jnp.float32
-        if out.logits.shape != shape or out.logits.dtype != dtype:
-            return (
-                f"apply of {lm.name} returned logits {out.logits.dtype}{list(out.logits.shape)}; "
-                f"they must be {jnp.dtype(dtype)}{list(shape)}"
-            )
-        for leaf in jax.tree.leaves(block):
-            if leaf.shape[:2] != tokens.shape:
-                return (
-                    f"apply of {lm.name} returned a block with an array {list(leaf.shape)}; all "
-                    f"arrays of a block must be [B,T,...], here {list(tokens.shape)} and more"
-                )
-        after = tree.shapes(lm.commit, cache, block, count)
-        kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), each) for each in (cache, after)]
-        if kinds[0] != kinds[1]:
+        result, returned = (
+            tree.shapes(lm.apply, params, tokens, cache),
+            f"apply of {lm.name} returned",
+        )
+        if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[0], "logits"):
+            return f"{returned} {type(result).__name__}; it must be (Output, block)"
+        wide = max((jnp.dtype(x.dtype).itemsize for x in _floats(params)), default=4) == 8
+        shape, right = (*tokens.shape, lm.vocab_size), jnp.dtype("f8" if wide else "f4")
+        logits = result[0].logits
+        if logits.shape != shape or logits.dtype != right:
+            own = checks.shown(logits)
+            return f"{returned} logits {own}; they must be {right}{list(shape)}"
+        wrong = [x for x in jax.tree.leaves(result[1]) if x.shape[:2] != tokens.shape]
+        if wrong:
+            return f"{returned} a block with an array {list(wrong[0].shape)}; it must be [B,T,...]"
+        after = tree.shapes(lm.commit, cache, result[1], count)
+        if jax.tree.map(checks.shown, cache) != jax.tree.map(checks.shown, after):
             return f"commit of {lm.name} changed the structure, a shape or a dtype of the cache"
-        length = getattr(cache, "length", None)
-        if length is None or length.shape != (ROWS,):
+        if getattr(getattr(cache, "length", None), "shape", None) != (ROWS,):
             return f"the cache of {lm.name} has no length i32[B], the number of committed tokens"
     except Exception as error:
         return where(error)
     return None
-
-
-def _pair(lm: LM, result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[0], "logits"):
-        raise UserError(
-            f"apply of {lm.name} returned {type(result).__name__}; it must be (Output, block)"
-        )
-    return result
 
 
 def _floats(values: Any) -> list[Any]:
@@ -140,8 +121,7 @@ def _before(lm: LM) -> int:
     size = TEXT if lm.window is None else lm.window + BEYOND
     if lm.max_positions is not None and size + 2 * SIZE > lm.max_positions:
         raise UserError(
-            f"{lm.name} has {lm.max_positions} positions; the checks need {size + 2 * SIZE}, which "
-            "is more than its sliding window has"
+            f"{lm.name} has {lm.max_positions} positions; the checks need {size + 2 * SIZE}"
         )
     return size
 
@@ -232,8 +212,8 @@ class _Passes:
 
     @functools.cached_property
     def _trees(self) -> tuple[np.ndarray, ...]:
-        results = self._tree(self.params, self.past, self.uneven, self.nodes)
-        return tuple(np.asarray(x) for x in results)
+        args = self.params, self.past, self.uneven, self.nodes
+        return tuple(map(np.asarray, self._tree(*args)))
 
     @functools.cached_property
     def allowed(self) -> float:
@@ -275,13 +255,24 @@ class _Passes:
         more = f"; {POWER * self.allowed:.0e} is needed: give parameters with larger matrices"
         return Finding(name, None, detail + more)
 
+    def properties(self) -> dict[str, Callable[[], Iterable[Any]]]:
+        """Name -> what ``compare`` takes."""
+        return {
+            "a block equals steps": self.block,
+            "rows of unequal length": lambda: [(self._usual, _part(self._truth, self.uneven))],
+            "a tree equals the chains of its paths": self.paths,
+            "a tree in two parts": lambda: [(self._trees[2], self._trees[0])],
+            "any number of slots": lambda: [(self._after(self.uneven, more=9)[1], self._usual)],
+            "any padding": self.padding,
+            "any other rows": self.rows,
+            "apply changes nothing": self.apply_again,
+            "commit follows path and count": self.commit,
+        }
+
     def block(self) -> Iterator[Any]:
         first, then = self._after(self.even)
         yield first, self._truth[:, : self.past.shape[1]]
         yield then, _part(self._truth, self.even)
-
-    def ragged(self) -> Iterator[Any]:
-        yield self._usual, _part(self._truth, self.uneven)
 
     def paths(self) -> Iterator[Any]:
         for leaf in (3, 5, 6):
@@ -290,12 +281,6 @@ class _Passes:
                 path.insert(0, PARENTS[path[0]])
             chain = self.nodes[:, (path + [0] * SIZE)[:SIZE]]
             yield self._trees[0][:, path], self._after(self.uneven, chain)[1][:, : len(path)]
-
-    def parts(self) -> Iterator[Any]:
-        yield self._trees[2], self._trees[0]
-
-    def slots(self) -> Iterator[Any]:
-        yield self._after(self.uneven, more=9)[1], self._usual
 
     def padding(self) -> Iterator[Any]:
         unused = np.arange(self.past.shape[1]) >= self.uneven[:, None]
@@ -311,21 +296,18 @@ class _Passes:
     def apply_again(self) -> Iterator[Any]:
         first, again, _, same = self._trees
         yield again, first
-        if not same:
-            yield "it replaced an array of the cache"
+        yield from () if same else ("it replaced an array of the cache",)
 
     def commit(self) -> Iterator[Any]:
-        results = self._commit(self.params, self.past, self.uneven, self.nodes, self.more)
         chain = np.zeros((ROWS, SIZE), np.int32)
         for row, (path, count) in enumerate(zip(PATHS, COUNTS, strict=True)):
             own = [*self.nodes[row, list(path[:count])], *self.more[row]]
             chain[row, : len(own)] = own
         expected = _part(self._after(self.uneven, chain)[1], np.asarray(COUNTS), MORE)
-        *logits, lengths = results
+        *logits, lengths = self._commit(self.params, self.past, self.uneven, self.nodes, self.more)
         yield from ((each, expected) for each in logits)
         if (np.asarray(lengths) != np.asarray(COUNTS)).any():
-            grown = np.asarray(lengths)[0].tolist()
-            yield f"lengths of rows grew by {grown}, and the counts are {list(COUNTS)}"
+            yield f"rows grew by {np.asarray(lengths)[0].tolist()}, not by {list(COUNTS)}"
 
     def new_params(self) -> Finding:
         """Other parameters in a second call: other logits, and no trace."""

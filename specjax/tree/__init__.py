@@ -253,8 +253,8 @@ def proposed(drafter: Drafter, proposal: Any, batch: int, vocab: int) -> tuple[D
     """
     parts = proposal if isinstance(proposal, tuple | list) else ()
     if len(parts) != 2 or not isinstance(parts[0], Draft):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        shown = f"({kinds})" if parts else type(proposal).__name__
+        kinds = [type(part).__name__ for part in parts]
+        shown = f"({', '.join(kinds)})" if parts else type(proposal).__name__
         raise UserError(f"propose of {drafter.name} returned {shown}; it must be (Draft, state)")
     draft, state = parts
     _check_arrays(drafter, draft, batch, vocab)

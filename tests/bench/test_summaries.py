@@ -98,13 +98,12 @@ def test_greedy_passes_that_differ_are_all_counted():
         ("chain", 1.0, True, True),
         ("lenient", 1.0, True, None),
         ("lenient", 1.0, False, False),
-        ("lenient", 0.0, True, True),
+        ("lenient", 0.0, True, None),
+        ("lenient", 0.0, False, False),
     ],
 )
-def test_no_sampled_text_shows_that_a_lossy_rule_is_lossless(
-    rule, temperature, found, passed, monkeypatch
-):
-    """A greedy text that is equal is a fact, and so is a law that is not the target's."""
+def test_no_text_shows_that_a_lossy_rule_is_lossless(rule, temperature, found, passed, monkeypatch):
+    """Greedy texts can agree by chance. A text that differs is a fact, and so is another law."""
     result = lossless.Lossless("law", found, "900 tokens, 0 impossible, p = 0.5")
     for name in ("law_check", "greedy_identity"):
         monkeypatch.setattr(lossless, name, lambda *_, **__: result)

@@ -150,7 +150,7 @@ TARGETS: dict[str, tuple[Callable[[LM], LM], str]] = {
     ),
     "logits of another row": (
         _with_apply(_logits_of_another_row),
-        "logits do not depend on the other rows",
+        "any other rows",
     ),
     "all rows have the positions of the first": (
         _with_apply(_positions_of_the_first_row),

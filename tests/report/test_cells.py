@@ -115,8 +115,10 @@ def test_time_split_has_the_order_and_the_colours_of_its_plot():
 
 def test_a_lossy_rule_without_a_verdict_is_not_said_to_have_too_few_tokens():
     check = {"check": "law", "passed": None, "detail": "900 tokens, p = 0.5; the rule is lossy"}
-    for kind, why in (("L1", "too few tokens"), ("L3", "lossy by design")):
-        [line] = html.lines([report_cases.row(lossless=check) | {"class": kind}])
+    cases = ("L1", 1.0, "too few tokens"), ("L2", 0.0, "too few tokens")
+    for kind, heat, why in (*cases, ("L2", 1.0, "lossy by design"), ("L3", 0.0, "lossy by design")):
+        row = report_cases.row(lossless=check) | {"class": kind, "temperature": heat}
+        [line] = html.lines([row])
         keys = [column.key for column in columns.COLUMNS]
         cell = line.cells[keys.index("lossless")]
         assert (cell.text, cell.below) == ("?", why)

@@ -135,7 +135,7 @@ def _wrong_drafter(propose=None, **fields):
             "init of mine takes (params, context); it is called with (params, context, target_out, "
             "slots)",
         ),
-        (_wrong_drafter(init=()), "init of mine is of type tuple; give a function of (params,"),
+        (_wrong_drafter(init=()), "init of mine takes nothing; it is called with (params,"),
         (
             _wrong_drafter(
                 init=lambda p, c, o, s: c.length, update=lambda p, state, d, v, o: state[:1]

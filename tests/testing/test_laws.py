@@ -18,9 +18,9 @@ import mutants
 import pytest
 from marks import by_default
 
-from specjax import accept, drafters, testing
+from specjax import accept, control, drafters, testing
 from specjax.drafters.draft_models import draft_tree
-from specjax.testing import plain_cases
+from specjax.testing import claims, exact, plain_cases
 from specjax.types import SIBLINGS, Draft, ModelParams
 
 # Enumeration runs each operation alone: on one worker each is compiled once for all these files.
@@ -30,6 +30,21 @@ L1 = [name for name in accept.names() if accept.load(name).lossless_class == "L1
 # Rules for siblings of every kind.
 TREES = ["deterministic", "match", "recursive", "traversal"]
 EXACT = 1e-12
+
+
+# Every controller with ``LIMITS``, with numbers that give other lengths on the small tables.
+LIMITS = (
+    "fixed:1",
+    "heuristic:1,1,1,0",
+    "bass:1,1,3,2",
+    "batch_size:1:2/2:1",
+    "bandit:ucb,most=3,draft=0.3",
+    "bandit:exp3,most=3,draft=0.3,width=0.5",
+    "goodput:most=3,draft=0.2,weight=0.5,explore=1",
+)
+# Those that run by default: one drafter with all, and one of two other families. (Enumerating the
+# first pair of a network compiles its operations one by one: heads are in the second tier.)
+LIMITED = (("pass", LIMITS), ("chain", LIMITS[1:2]), ("prompt_lookup", LIMITS[4:5]))
 
 
 @functools.cache
@@ -218,3 +233,32 @@ def test_a_lossy_rule_changes_the_law(rule, keys):
         law = testing.exact_law(target, drafter, loaded, params, cases.PROMPT, 3, rounds=1)
         truth = testing.sequence_law(target, params.target, cases.PROMPT, 3)
     assert loaded.lossless_class == "L3" and testing.total_variation(law, truth) > 0.01
+
+
+def check_limited(case, controls):
+    """Two rounds; the second one has what the controller learned of any first one."""
+    for text in controls:
+        _, target, drafter, params = cases.limited(case, text)
+        rule = accept.load(accept.default_rule(drafter))
+        with jax.enable_x64(True):
+            wide = jax.tree.map(claims.widen, params)
+            given = (target, drafter, rule, wide, cases.REPEATED, 3)
+            found = exact.enumerated(*given, rounds=2, temperature=0.9)
+        assert testing.total_variation(found.law, found.truth) < EXACT, text
+
+
+@pytest.mark.fast
+def test_the_limiting_controllers():
+    assert {text.split(":")[0] for text in LIMITS} == set(control.limiting())
+    families = {drafters.load(method).__name__.split(".")[2] for method in cases.CONTROLLED}
+    assert families == {"draft_models", "heads", "lookup", "self_speculation"}
+
+
+@pytest.mark.parametrize(("case", "controls"), LIMITED)
+def test_two_rounds_with_a_limiting_controller(case, controls):
+    check_limited(case, controls)
+
+
+@pytest.mark.parametrize("case", [x for x in cases.CONTROLLED.values() if x != "pass"])
+def test_every_drafter_with_every_limiting_controller(case):
+    check_limited(case, LIMITS)

@@ -74,7 +74,7 @@ def test_a_mistake_of_form_is_one_line():
         ),
         (
             model._replace(apply=lambda *args: (model.apply(*args)[0], jnp.zeros(3))),
-            "a block with an array [3]; all arrays of a block must be [B,T,...]",
+            "a block with an array [3]; it must be [B,T,...]",
         ),
         (
             model._replace(commit=lambda cache, *args: cache.replace(k=())),

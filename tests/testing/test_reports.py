@@ -6,11 +6,12 @@ import cases
 import jax
 import jax.numpy as jnp
 import mutants
+import numpy as np
 import pytest
 
 from specjax import accept, drafters, rng, testing, types
 from specjax.errors import UserError
-from specjax.testing import conformance, findings, law_checks
+from specjax.testing import conformance, findings, law_checks, plain_cases
 from specjax.testing.findings import Finding, Report
 from specjax.types import Accept
 
@@ -143,6 +144,29 @@ def test_a_law_without_a_draft_is_not_proven():
     assert finding.passed is None and finding.detail.startswith("nothing was drafted")
     finding = law_checks.check_law(target, drafter, rule, params, [cases.REPEATED])
     assert finding.passed and "2 nodes drafted" in finding.detail
+
+
+def test_the_distance_of_a_rule_from_the_targets_law():
+    """Accepting every token gives the draft's law: its distance is that of the two tables."""
+    case = plain_cases.star("chain", 1)
+
+    def sampled(keys, draft, target_probs):
+        place = jnp.full(len(target_probs), 1)
+        token = keys.draw(rng.RESIDUAL, accept.verdict.at(target_probs, place))
+        return accept.verdict.prefix(draft, place, token)
+
+    rule = Accept(sampled, accept.verdict.greedy, "every token", "L3")
+    given = (case.target, case.drafter), (case.params, [plain_cases.PROMPT])
+    finding = law_checks.distance(*given[0], rule, *given[1], temperature=1.0)
+    p, q = (
+        np.exp(table[2, 1]) / np.exp(table[2, 1]).sum()
+        for table in (case.params.target, case.params.draft[0])
+    )
+    far = abs(p - q).sum() / 2, (q * np.log(q / p)).sum()
+    text = f"total variation {far[0]:.3g}, KL divergence {far[1]:.3g} nats"
+    assert finding.passed and finding.detail == text
+    finding = law_checks.distance(*given[0], accept.load("chain"), *given[1], temperature=1.0)
+    assert finding.detail.startswith("total variation 0,") or "e-1" in finding.detail
 
 
 @pytest.mark.slow

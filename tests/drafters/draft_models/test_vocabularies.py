@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import cases
 import jax
@@ -613,3 +614,23 @@ def test_a_loaded_pair_with_two_vocabularies():
         for drafter in (keys, "none")
     ]
     assert texts[0][0][0].text == texts[1][0][0].text
+
+
+@pytest.mark.fast
+def test_a_text_is_written_in_draft_tokens():
+    """Token 1 is two draft tokens, and none alone. What follows the text is not read."""
+    pieces = np.asarray([[3, 0], [4, 5], [6, 0]])
+    maps = SimpleNamespace(
+        sizes=np.asarray([1, 2, 1]), pieces=pieces, draft_of=np.asarray([3, -1, 6])
+    )
+    tokens = np.asarray([[0, 1, 2, 1], [1, 1, 0, 0]], np.int32)
+
+    @jax.jit
+    def both(tokens, length, logits):
+        text = _intersection.draft_text.write(maps, tokens, length, 6)
+        return text, _intersection.shared(maps, logits)
+
+    text, logits = both(tokens, np.asarray([3, 2], np.int32), np.arange(7.0))
+    assert np.array_equal(text.tokens, [[3, 4, 5, 6, 0, 0], [4, 5, 4, 5, 0, 0]])
+    assert np.array_equal(text.size, [4, 4]) and np.array_equal(text.read, [3, 2])
+    assert np.array_equal(logits, [3, -np.inf, 6])
