@@ -132,8 +132,7 @@ def tune(
         0,
         whole("repeats", repeats, 1),
     )
-    chosen = candidates(model.draft is not None) if methods is None else methods
-    _check_methods(chosen)
+    _check_methods(chosen := candidates(model.draft is not None) if methods is None else methods)
     with tempfile.TemporaryDirectory() as folder:
         with memory.errors():
             tried = _measured(model, job, chosen, Path(folder), report)
