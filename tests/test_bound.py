@@ -89,7 +89,7 @@ def test_parameters_are_not_compared():
 @pytest.mark.parametrize("name", control.names())
 def test_controllers(name):
     target, draft, _ = cases.models()
-    specs = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None}
+    specs = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None, "pending": None}
     spec = (specs | {"batch_size": "batch_size:2:3"}).get(name, name)
     if spec is None:
         pytest.skip("its key is a file")

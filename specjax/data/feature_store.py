@@ -65,7 +65,7 @@ class FeatureStore:
                 )
         self._reader = functools.lru_cache(maxsize=_OPEN)(shards.Reader)
         self._parts = (self, *map(FeatureStore, others))
-        for part in self._parts:
+        for part in self._parts[1:]:
             if part.layout != self.layout or part.manifest["target"] != stored["target"]:
                 raise UserError(
                     f"{self.directory} and {part.directory} have other targets, layers, dtypes or "

@@ -199,7 +199,7 @@ def _begin(
 
 
 # Fields of a DecodeState that are not divided into rows.
-ROWLESS = ("round", "keys", "made_for")
+ROWLESS = ("round", "keys", "made_for", "sampled_logprobs")
 
 
 def _rows(state: DecodeState) -> tuple[dict, dict]:

@@ -41,10 +41,18 @@ LIMITS = (
     "bandit:ucb,most=3,draft=0.3",
     "bandit:exp3,most=3,draft=0.3,width=0.5",
     "goodput:most=3,draft=0.2,weight=0.5,explore=1",
+    "pending:table.json",
 )
 # Those that run by default: one drafter with all, and one of two other families. (Enumerating the
 # first pair of a network compiles its operations one by one: heads are in the second tier.)
 LIMITED = (("pass", LIMITS), ("chain", LIMITS[1:2]), ("prompt_lookup", LIMITS[4:5]))
+
+
+@pytest.fixture(autouse=True)
+def table(tmp_path, monkeypatch):
+    """Of ``pending``: lengths by token id."""
+    (tmp_path / "table.json").write_text("[1, 3, 0, 2]")
+    monkeypatch.chdir(tmp_path)
 
 
 @functools.cache
