@@ -24,6 +24,7 @@ CHAT = (
     Column("highest", lambda row: (row["spread"] or (None, None))[1], ".1f"),
     Column("ratio to specjax, plain", "ratio", ".2f", "x"),
     Column("tau", "block_efficiency", ".2f"),
+    Column("round / plain pass", "round", ".2f"),
     Column("same texts", "identical"),
     Column("bytes of a pass / bandwidth", "share_of_bandwidth", ".0%"),
 )
@@ -46,5 +47,13 @@ def tables(results: dict) -> str:
         ]
         if copied := part["copied_bytes_per_second"]:
             lines.append(f"- A copy reads and writes {copied / 1e9:.1f} GB/s")
-        texts.append("\n".join(lines) + f"\n\n{of_rows(part['rows'], CHAT)}")
+        rows = [row | {"round": _round(row, part["rows"])} for row in part["rows"]]
+        texts.append("\n".join(lines) + f"\n\n{of_rows(rows, CHAT)}")
     return "\n\n".join(texts)
+
+
+def _round(row: dict, rows: list[dict]) -> float:
+    """The time of a round, in passes of plain decoding of the same program and precision."""
+    own = (row["side"], row["precision"], "plain")
+    [plain] = [each for each in rows if (each["side"], each["precision"], each["method"]) == own]
+    return row["block_efficiency"] * plain["tokens_per_second"] / row["tokens_per_second"]
