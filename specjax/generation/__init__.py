@@ -6,6 +6,7 @@
 - ``auto``: ``tune`` finds the fastest method of a model, and keeps it for ``generate_text``.
 - ``refill``: many prompts in a constant number of rows.
 - ``stops``: stop strings, looked for between rounds.
+- ``rollouts``: texts for the trainers of another library.
 """
 
 from specjax.generation.auto import tune
