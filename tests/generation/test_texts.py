@@ -403,6 +403,7 @@ def test_mistakes_with_a_model_in_memory(model):
 
 def test_logprobs_of_the_distribution_that_is_sampled(model):
     """By hand from whole passes: penalty, temperature and top_k; a drafter and plain decoding."""
+    whole = jax.jit(lambda params, text: forward(model.lm, params, text).logits)
     ids, how = [[1, 5, 9, 5], [1]], {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.3}
     for drafter in ("none", {"name": "prompt_lookup", "gamma": 3, "min_ngram": 1}):
         keys = {"max_new_tokens": 24, "drafter": drafter, "ignore_eos": True, **how}
@@ -410,7 +411,7 @@ def test_logprobs_of_the_distribution_that_is_sampled(model):
         for prompt, each in zip(ids, result.completions, strict=True):
             text = prompt + each.tokens
             padded = jnp.asarray([(text + [0] * 32)[:32]])
-            logits = np.asarray(forward(model.lm, model.params, padded).logits)[0]
+            logits = np.asarray(whole(model.params, padded))[0]
             for place, (token, found) in enumerate(zip(each.tokens, each.logprobs, strict=True)):
                 own = logits[len(prompt) + place - 1].copy()
                 seen = list(set(text[: len(prompt) + place]))
