@@ -43,7 +43,7 @@ LIMITS = (
     "goodput:most=3,draft=0.2,weight=0.5,explore=1",
     "pending:table.json",
 )
-# Those that run by default, of three families; ``pass`` with all, and heads, are in the second
+# The first of these runs by default; the others, ``pass`` with all, and heads are in the second
 # tier. (Enumeration compiles operations one by one: each controller takes 40 programs.)
 LIMITED = (("pass", LIMITS[3:4]), ("chain", LIMITS[1:2]), ("prompt_lookup", LIMITS[4:5]))
 
