@@ -293,7 +293,7 @@ def check_prefill(
         )
     if limit is None:
         limit = jnp.full((batch,), max_len, jnp.int32)
-        if not isinstance(lengths, Tracer) and int(np.max(lengths)) == max_len:
+        if not isinstance(lengths, Tracer) and int(np.asarray(lengths).max()) == max_len:
             raise UserError(
                 f"max_len is {max_len}, the length of a prompt; it must be at least {max_len + 1}"
             )

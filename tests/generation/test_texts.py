@@ -162,7 +162,8 @@ def test_a_rule_that_emits_nothing_is_an_error(model):
     )
     fake: Any = SimpleNamespace(
         **{
-            name: getattr(model, name) for name in ("lm", "draft", "tokenizer", "eos_ids", "target")
+            name: getattr(model, name)
+            for name in ("lm", "draft", "tokenizer", "eos_ids", "target", "decode")
         },
         method=lambda *_, **__: method._replace(accept=rule),
     )
