@@ -98,18 +98,23 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
     if len(names) == 1:
         # A reader that finds model.safetensors does not look for further files.
         names = dict.fromkeys(names, "model-00001-of-00001.safetensors")
-    weight_map, size = {}, 0
+    inside = _INSIDE if _INSIDE not in names.values() else f"more_{_INSIDE}"
+    weight_map, whole = {}, {}
     with contextlib.ExitStack() as stack:
         added = _tensors(hf_weights.open_weights(heads / codec.files[0], stack))
         for path, name in names.items():
             tensors = _tensors(hf_weights.open_weights(path, stack))
             weight_map |= dict.fromkeys(tensors, name)
-            size += _bytes(tensors)
-            added |= _zero_biases(tensors) if engine else {}
+            whole |= tensors
+        # A bias may be in another shard than its weight.
+        added |= _zero_biases(whole) if engine else {}
         if twice := sorted(added.keys() & weight_map.keys()):
             raise UserError(f"{target} has heads already (first {twice[0]}); give one without")
-        weight_map |= dict.fromkeys(added, _INSIDE)
-        index = {"metadata": {"total_size": size + _bytes(added)}, "weight_map": weight_map}
+        weight_map |= dict.fromkeys(added, inside)
+        index = {
+            "metadata": {"total_size": _bytes(whole) + _bytes(added)},
+            "weight_map": weight_map,
+        }
         destination.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(destination) as fresh:
             fresh.mkdir()
@@ -118,7 +123,7 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
                     shutil.copyfile(path, fresh / path.name)
             for path, name in names.items():
                 shutil.copyfile(path, fresh / name)
-            tensor_files.write(fresh / _INSIDE, added)
+            tensor_files.write(fresh / inside, added)
             files.write_json(fresh / "model.safetensors.index.json", index)
             files.write_json(fresh / "config.json", raw)
 
@@ -130,11 +135,14 @@ def _bytes(tensors: Mapping[str, tensor_files.Tensor]) -> int:
 def _tensors(opened: Any) -> dict[str, tensor_files.Tensor]:
     """The tensors of an open safetensors file, which are not read yet."""
     dtypes = {text: np.dtype(name) for name, text in tensor_files.DTYPES.items()}
-    return {
-        name: tensor_files.Tensor(tuple(shape), dtypes[dtype], Bound(opened.get_tensor, name))
-        for name in opened.keys()  # noqa: SIM118
-        for shape, dtype in [opened.shape_of(name)]
-    }
+    result = {}
+    for name in opened.keys():  # noqa: SIM118
+        shape, dtype = opened.shape_of(name)
+        if dtype not in dtypes:
+            raise UserError(f"{name} is stored as {dtype}; supported: {', '.join(sorted(dtypes))}")
+        read = Bound(opened.get_tensor, name)
+        result[name] = tensor_files.Tensor(tuple(shape), dtypes[dtype], read)
+    return result
 
 
 def _zero_biases(tensors: Mapping[str, tensor_files.Tensor]) -> dict[str, tensor_files.Tensor]:
@@ -203,7 +211,7 @@ def main(argv: Sequence[str]) -> int:
         if not args["destination"]:
             return 0
         head = convert(**args)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     for key, note in head.config.get("read_as", {}).items():

@@ -4,7 +4,7 @@
   beside fixed lengths, the window rule and others.
 - ``exits``: a draft token from the first layer whose best token is that of the layer before
   (Schuster et al. 2022, 2207.07061, call this saturation), beside exits at a fixed layer.
-- ``slots``: placeholder tokens that nobody trained, after the pending token.
+- ``slots``: untrained placeholder tokens after the pending token.
 - ``sizes``: n-grams and draft models of several sizes; --draft=WIDTH=DIR names them. Those of the
   results have one layer and are trained as ``pairs`` trains drafts, on 1,024 prompts that the
   target continued, for 400 steps (model.hidden_size is WIDTH).

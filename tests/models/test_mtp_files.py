@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import cases
 import jax
@@ -188,6 +189,17 @@ def test_a_copy_of_the_target_with_modules_inside(target, tmp_path, capsys):
     assert raw["architectures"] == ["MiMoForCausalLM"] and raw["num_nextn_predict_layers"] == 1
     index = json.loads((tmp_path / "engine" / "model.safetensors.index.json").read_text())
     assert index["weight_map"][f"model.layers.{LAYERS - 1}.self_attn.k_proj.bias"]
+    # A bias in another shard than its weight is kept.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "engine", again)
+    kept = load_file(again / "prediction_modules.safetensors")
+    kept = {name: x + 1 for name, x in kept.items() if "mtp_layers" not in name}
+    save_file(kept, again / "prediction_modules.safetensors")
+    names = {key: x for key, x in index["weight_map"].items() if "mtp_layers" not in key}
+    (again / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert run("biased", "--for=vllm", into="again") == 0
+    biases = hf.load(tmp_path / "biased").params["layers"][0]["attention"]["q"]["bias"]
+    assert (np.asarray(biases) == 1).all()
     # Modules twice, another target, a directory that exists, heads that lie elsewhere.
     other = dataclasses.replace(config, intermediate_size=40)
     hf.save(tmp_path / "other", other, hf_lm.init_params(other, jax.random.key(0)))

@@ -341,7 +341,7 @@ class Codec:
         ``raw`` is that of the target alone, ``own`` that of the heads as written. Raises UserError
         if the target has other sizes, or is none that the engine reads.
         """
-        raise NotImplementedError
+        raise UserError(f"{self.kind} heads do not lie inside their target; leave into out")
 
     def layout_of_names(self, names: Collection[str]) -> Layout:
         """The complete layout of a file with these names; some may be missing in the file."""
