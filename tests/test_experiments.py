@@ -236,8 +236,8 @@ def test_t5(tmp_path):
     t5_study.main([*common, *own, "--train-only", f"--out={out}"])
     assert not out.exists()
     t5_study.main([*common, "--measure-only", f"--out={out}"])
-    result = json.loads(out.read_text())
-    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3 + 2) * 6
+    result = json.loads(out.read_text())["answers in dialogues"]
+    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 2 + 3 + 2) * 6
     lossy = {*t5_study.spec_drafter.LOSSY, t5_study.bpd.LOSSY}
     assert all(row["tau"] >= 1 for row in result["rows"])
     # The sampled rows have too few tokens to tell.

@@ -315,6 +315,8 @@ class Accept(NamedTuple):
     siblings: tuple[str, ...] = (CHAIN,)
     # Whether a decision depends on the probs at all nodes, not only along the accepted path.
     whole_tree: bool = False
+    # The same rule with a value for each row, f32[B]: ``Sampling.lenience``. None: it takes none.
+    of_rows: Callable[[Array], Accept] | None = None
 
 
 # Text to train on.
