@@ -501,15 +501,22 @@ def test_chat_head(target, tmp_path):
     (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
     argv = [f"--target={folder}/chat", f"--questions={folder}/q.jsonl", f"--bench={folder}/q.jsonl"]
     argv += f"--workdir={tmp_path}/run --out={out} --part=40 --batch=8 --new=8".split()
-    argv += ["--prompt-tokens=24", "--length=48", "--rows=2", "--places=16", "--draft-vocab=64"]
-    argv += ["--epochs=1", "--evaluations=2", "--prompts=2", "--bench-tokens=6", "--repeats=1"]
+    argv += ["--prompt-tokens=24", "--length=48", "--rows=2", "--places=16", "--draft-vocab=12"]
+    argv += [
+        "--epochs=1",
+        "--evaluations=2",
+        "--examined=2",
+        "--prompts=2",
+        "--bench-tokens=6",
+        "--repeats=1",
+    ]
     chat_head_study.main([*argv, "--parts=2", "--name=first"])
     chat_head_study.main([*argv, "--parts=3", "--name=second", f"--init={tmp_path}/run/head2"])
     found = json.loads(out.read_text())
     assert [len(found[name]["parts"]) for name in ("first", "second")] == [2, 3]
     for each in found.values():
-        assert each["curve"][-1]["tau_t0"] >= 1
-        assert {row["method"] for row in each["bench"]} == {"chain", "tree"}
+        assert each["curve"][-1]["decoded_tau_t0"] >= 1
+        assert {row["method"] for row in each["bench"]} == {"chain", "drawn chain", "tree"}
         assert all(row["lossless"]["passed"] for row in each["bench"] if not row["temperature"])
     assert "second" in chat_head_study.tables(found)
 

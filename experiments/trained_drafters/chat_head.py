@@ -5,11 +5,11 @@
 
 For each part: the target answers the next questions (configs/self_generate.py, at temperature 0
 and 1), and its features of the answers are stored (configs/features.py). Then the head learns from
-all parts (configs/eagle3.py), and a bench decodes with it, as a chain and as a dynamic tree, beside
-plain decoding. A killed run goes on with the same command; --parts raised adds parts, and the
-head of the run before is where the next one starts (--init). --data-minutes starts no further part
-after so long. ``chat_head.json`` beside this file gets the curve of held-out tau by labels seen and
-the rows of the bench, by --name. On a GPU: larger --batch and --rows.
+all parts (configs/eagle3.py), and a bench decodes with it, as a chain, a drawn chain and a dynamic
+tree, beside plain decoding. A killed run goes on with the same command. With more --parts the next
+head learns from all of them; --init=WORKDIR starts it from an earlier head. No part begins after
+--data-minutes. ``chat_head.json`` beside this file gets the curve of held-out tau and the rows of
+the bench, by --name. On a GPU: larger --batch and --rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEPT = (
     *("method", "category", "temperature", "batch_size", "block_efficiency"),
     *("acceptance_by_depth", "speedup", "speedup_interval", "lossless"),
 )
-CURVE = (("loss", ".3f"), ("tau_t0", ".2f"), ("tau_t1", ".2f"))
+CURVE = (("loss", ".3f"), ("decoded_tau_t0", ".2f"), ("decoded_tau_t1", ".2f"))
 COLUMNS = (
     Column("method", "method"),
     Column("T", "temperature", "g"),
@@ -73,6 +73,8 @@ def features(args: argparse.Namespace, part: int, taps: Sequence[int]) -> Path:
         "features.taps": tuple(taps),
         "train.length": args.length,
         "train.batch_size": args.rows,
+        "examine.prompts": args.examined,
+        "examine.prompt_tokens": args.prompt_tokens,
     }
     workdir = args.workdir / f"features{part}"
     run_config(CONFIGS / "features.py", workdir, keys)
@@ -99,7 +101,6 @@ def train(args: argparse.Namespace, parts: Sequence[Path]) -> Path:
     keys = {
         "target": args.target,
         "data.features": ",".join(map(str, parts)),
-        "drafter.draft_vocab": args.draft_vocab,
         "loss.steps": 4,
         "loss.places": min(args.places, args.length),
         "optimiser.learning_rate": args.rate,
@@ -108,11 +109,12 @@ def train(args: argparse.Namespace, parts: Sequence[Path]) -> Path:
         "train.batch_size": args.rows,
         "train.eval_every": max(steps // args.evaluations, 1),
         "examine.every": max(steps // args.evaluations, 1),
+        "examine.prompts": args.examined,
         "examine.prompt_tokens": args.prompt_tokens,
         "train.checkpoint_every": max(steps // 8, 1),
     }
-    if args.init:
-        keys["init"] = args.init
+    # An earlier head has its draft vocabulary.
+    keys |= {"init": args.init} if args.init else {"drafter.draft_vocab": args.draft_vocab}
     # Other parts are another run.
     workdir = args.workdir / f"head{len(parts)}"
     run_config(CONFIGS / "eagle3.py", workdir, keys)
@@ -122,21 +124,26 @@ def train(args: argparse.Namespace, parts: Sequence[Path]) -> Path:
 def curve(args: argparse.Namespace, head: Path) -> list[dict[str, Any]]:
     """The measurements on held-out text of a training run."""
     lines = map(json.loads, (head / "metrics.jsonl").read_text().splitlines())
-    names = ("heldout_loss", "heldout_tau_t0", "heldout_tau_t1")
+    names = ("heldout_loss", "heldout_decoded_tau_t0", "heldout_decoded_tau_t1")
     return [
         {"step": line["step"], "rows_seen": line["step"] * args.rows}
         | {name.removeprefix("heldout_"): line.get(name) for name in names}
         for line in lines
-        if line.get("heldout_tau_t0") is not None
+        if line.get("heldout_loss") is not None
     ]
 
 
 def bench(args: argparse.Namespace, head: Path) -> list[dict[str, Any]]:
-    """The rows of the bench: the head as a chain and as a tree."""
-    keys = {"name": "eagle3", "model": str(head), "accept": "chain"}
-    tree = {**keys, "tree": "dynamic", "accept": "deterministic"}
+    """The rows of the bench: the head as a chain, a drawn chain, and a tree."""
+    keys = {"name": "eagle3", "model": str(head), "accept": ""}
+    chain = {**keys, "tree": "chain:4"}
+    forms = {
+        "chain": chain,
+        "drawn chain": {**chain, "siblings": "iid"},
+        "tree": {**keys, "tree": "dynamic"},
+    }
     config = args.workdir / "bench.py"
-    config.write_text(bench_config({"chain": keys, "tree": tree}), encoding="utf-8")
+    config.write_text(bench_config(forms), encoding="utf-8")
     own = {
         "target": args.target,
         "prompts": args.bench,
@@ -190,6 +197,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--epochs", type=float, default=3.0)
     add("--rate", type=float, default=1e-3)
     add("--evaluations", type=int, default=8)
+    add("--examined", type=int, default=32, help="held-out prompts of each part that are measured")
     add("--init", default="", help="workdir of an earlier head")
     add("--prompts", type=int, default=24, help="of the bench")
     add("--bench-tokens", type=int, default=128)
