@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.numpy as jnp
 
 from specjax import declare, sampling
 from specjax.accept import verdict
@@ -68,4 +69,11 @@ def make(own: Keys) -> Accept:
         path, end = verdict.deepest(draft, passed)
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
-    return Accept(sampled, greedy, "lenient", "L3")
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        taken = own.lenience * own.upper * draft_probs
+        kept = jnp.minimum(1, target_probs / jnp.where(taken > 0, taken, 1))
+        left = jnp.maximum(target_probs - own.lenience * draft_probs, 0)
+        left = jnp.where(left.sum(-1, keepdims=True) > 0, left, target_probs)
+        return verdict.law_of_test(draft_probs, kept, left)
+
+    return Accept(sampled, greedy, "lenient", "L3", law=law)
