@@ -52,7 +52,6 @@ def make(own: Keys) -> Accept:
     Raises:
         UserError: a value out of range.
     """
-
     return _rule(own.lenience, own.upper)
 
 
@@ -82,5 +81,14 @@ def _rule(lenience: float | jax.Array, upper: float) -> Accept:
         path, end = verdict.deepest(draft, passed)
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        taken = lenience * upper * draft_probs
+        kept = jnp.minimum(1, target_probs / jnp.where(taken > 0, taken, 1))
+        left = jnp.maximum(target_probs - lenience * draft_probs, 0)
+        left = jnp.where(left.sum(-1, keepdims=True) > 0, left, target_probs)
+        return verdict.law_of_test(draft_probs, kept, left)
+
     of_rows = functools.partial(_rule, upper=upper)
-    return Accept(sampled, greedy, "lenient", "L3", of_rows=of_rows)
+    # The rows of a law are places of texts: they have no value of their own.
+    known = None if by_row else law
+    return Accept(sampled, greedy, "lenient", "L3", of_rows=of_rows, law=known)

@@ -317,6 +317,11 @@ class Accept(NamedTuple):
     whole_tree: bool = False
     # The same rule with a value for each row, f32[B]: ``Sampling.lenience``. None: it takes none.
     of_rows: Callable[[Array], Accept] | None = None
+    # Of a lossy rule: the law f[...,V] of the token that a sampled row emits at a place where one
+    # draft token is tested; from the target's probs f[...,V] there, those that the token was drawn
+    # from (one-hot: it was given), and the depth i32[...] of the place (1: the round's first).
+    # None: not known. ``testing.check_accept`` enumerates it.
+    law: Callable[[Array, Array, Array], Array] | None = None
 
 
 # Text to train on.
