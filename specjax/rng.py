@@ -3,7 +3,8 @@
 A row's key is made of the seed and the row's own number, never of its index in the batch. Noise
 that may influence a decision is keyed by the *round* (the noise of a discarded slot must not be
 used again). Only the target's own sampler is keyed by the absolute *position*: sample-then-match
-and plain decoding then draw the same token at the same position.
+and plain decoding then draw the same token at the same position. Drafters may read that noise if
+the emitted tokens are exactly the target's draws, whatever was drafted: coupled drafts.
 
 Rounds are counted from prefill: to prefill the same rows again, for example with a longer
 conversation, use another seed. A system that runs inside the round of another one takes
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,33 @@ class RowKeys(struct.PyTreeNode):
         del active  # only the script of specjax.testing reads it
         return sampling.draw_rows(self.at_position(jnp.reshape(depth, (1,)))[:, 0], weights)
 
+    def draw_coupled(
+        self, depth, weights: jax.Array, streams: int, active: jax.Array | None = None
+    ) -> jax.Array:
+        """The target's token of ``coupled`` at ``position + depth``: weights f[B,V] -> i32[B].
+
+        The Gumbel noise of a token is the largest of its ``streams``: the law is that of the
+        weights for any number. ``active`` as in ``draw_at``.
+        """
+        del active
+        depth, each = jnp.reshape(depth, (1,)), jnp.arange(streams)
+        noise = self._gumbel(depth, each, weights.shape[-1], weights.dtype).max(1)
+        return _race(weights, noise)
+
+    def guess_coupled(
+        self, depth, weights: jax.Array, streams: jax.Array | np.ndarray
+    ) -> jax.Array:
+        """A drafter's tokens by that noise: weights f[B,n,V], streams i32[n] -> i32[B,n]."""
+        depth, each = jnp.reshape(depth, (1,)), jnp.asarray(streams)
+        return _race(weights, self._gumbel(depth, each, weights.shape[-1], weights.dtype))
+
+    def _gumbel(self, depth: jax.Array, streams: jax.Array, vocab: int, dtype: Any) -> jax.Array:
+        """f[B,n,V]: the noise at ``position + depth`` (i32[1]) of the streams i32[n]."""
+        fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+        keys = fold(self.at_position(depth)[:, 0], streams)
+        noise = functools.partial(jax.random.gumbel, shape=(vocab,), dtype=dtype, mode="high")
+        return jax.vmap(jax.vmap(noise))(keys)
+
     def draw_distinct(
         self, purpose: int, weights: jax.Array, count: int, index=None
     ) -> tuple[jax.Array, jax.Array]:
@@ -130,6 +159,11 @@ class RowKeys(struct.PyTreeNode):
             return keys
         fold = jax.vmap(jax.random.fold_in, (0, None))
         return fold(keys, index) if weights.ndim == 2 else jax.vmap(fold, (None, 0), 1)(keys, index)
+
+
+def _race(weights: jax.Array, noise: jax.Array) -> jax.Array:
+    """i32[...]: the token of weights f[...,V] with the highest log-weight plus noise."""
+    return sampling.argmax(jnp.where(weights > 0, jnp.log(weights) + noise, -jnp.inf))
 
 
 def _fold(keys: jax.Array, counter: jax.Array, purpose: int) -> jax.Array:

@@ -35,6 +35,7 @@ from specjax.outcome import EosId
 from specjax.rng import RowKeys
 from specjax.tree import Widths, duplicates
 from specjax.types import (
+    COUPLED,
     IID,
     INDEPENDENT,
     LM,
@@ -238,7 +239,8 @@ def _judge(
     out, block, raw = scored
     verdict = outcome.verdict_of(accept, keys, draft, out.logits, state)
     accepted = jnp.where(state.done, 0, (verdict.path >= 0).sum(-1))
-    drafted, tested = outcome.counts(draft, verdict, drafter.siblings in (IID, INDEPENDENT))
+    copies = drafter.siblings in (IID, INDEPENDENT, COUPLED)
+    drafted, tested = outcome.counts(draft, verdict, copies)
     verdict, ended = outcome.cut(verdict, state, eos_id)
     failed = ~outcome.finite(draft, verdict, out.logits, accept.whole_tree) & ~state.done
     verdict = outcome.withdraw(verdict, failed)

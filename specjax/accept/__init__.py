@@ -11,12 +11,12 @@ from typing import Any
 from specjax import registry
 from specjax.accept import verdict as verdict
 from specjax.errors import UserError
-from specjax.types import CHAIN, CLASSES, DETERMINISTIC, SIBLINGS, Accept, Drafter
+from specjax.types import CHAIN, CLASSES, COUPLED, DETERMINISTIC, SIBLINGS, Accept, Drafter
 
 # Modules that are no rules.
 HELPERS = ("verdict",)
 # Siblings -> the recommended rule; "recursive" for the others.
-_DEFAULT = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
+_DEFAULT = {CHAIN: "chain", DETERMINISTIC: "deterministic", COUPLED: "coupled"}
 
 
 def names() -> list[str]:
@@ -58,7 +58,8 @@ def default_rule(drafter: Drafter) -> str:
     """The name of the recommended rule, by the siblings of the drafts; its class is L1.
 
     "match" without drafts: the text of ``decode.autoregressive``. "chain" for chains,
-    "deterministic" for deterministic trees, "recursive" for sampled siblings.
+    "deterministic" for deterministic trees, "coupled" for coupled drafts, "recursive" for other
+    sampled siblings.
     Raises UserError for siblings that are none of ``types.SIBLINGS``.
     """
     _check_siblings(drafter)

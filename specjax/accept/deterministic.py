@@ -17,7 +17,7 @@ import jax
 from specjax.accept import verdict
 from specjax.accept.recursive import recursive
 from specjax.rng import RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = "li2024eagle2"
 
@@ -29,4 +29,4 @@ def deterministic(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdi
 
 def make() -> Accept:
     """Deterministic candidates, in any topology."""
-    return Accept(deterministic, verdict.greedy, "deterministic", "L1", SIBLINGS)
+    return Accept(deterministic, verdict.greedy, "deterministic", "L1", UNCOUPLED)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from specjax.accept import verdict
 from specjax.rng import RESIDUAL, RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = ("miao2024specinfer", "chen2024sequoia", "jeon2024recursive")
 
@@ -63,4 +63,4 @@ def recursive(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
 
 def make() -> Accept:
     """Recursive rejection sampling, for every kind of siblings."""
-    return Accept(recursive, verdict.greedy, "recursive", "L1", SIBLINGS)
+    return Accept(recursive, verdict.greedy, "recursive", "L1", UNCOUPLED)

@@ -20,7 +20,7 @@ from specjax import declare, sampling
 from specjax.accept import verdict
 from specjax.declare import key
 from specjax.rng import RESIDUAL, RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = "kim2023speculative"
 
@@ -70,4 +70,4 @@ def make(own: Keys) -> Accept:
         kept |= tokens == sampling.argmax(target_probs)[..., None]
         return verdict.law_of_test(draft_probs, kept & (target_probs > 0), target_probs)
 
-    return Accept(sampled, greedy, "rollback", "L3", SIBLINGS, law=law)
+    return Accept(sampled, greedy, "rollback", "L3", UNCOUPLED, law=law)

@@ -19,7 +19,7 @@ from specjax.accept import verdict
 from specjax.declare import key
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = ("stern2018blockwise", "xia2023speculative")
 
@@ -121,4 +121,4 @@ def make(own: Keys) -> Accept:
         passed = tolerated(target_probs, depth, own)
         return verdict.law_of_test(draft_probs, passed, target_probs)
 
-    return Accept(sampled, greedy, "tolerance", "L3", SIBLINGS, law=law)
+    return Accept(sampled, greedy, "tolerance", "L3", UNCOUPLED, law=law)

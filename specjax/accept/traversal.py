@@ -18,7 +18,7 @@ from flax import struct
 from specjax import tree
 from specjax.accept import verdict
 from specjax.rng import RESIDUAL, Coins, RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = "weng2025traversal"
 
@@ -154,4 +154,4 @@ def traversal(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
 
 def make() -> Accept:
     """Traversal verification, in any topology."""
-    return Accept(traversal, verdict.greedy, "traversal", "L1", SIBLINGS, whole_tree=True)
+    return Accept(traversal, verdict.greedy, "traversal", "L1", UNCOUPLED, whole_tree=True)

@@ -20,7 +20,7 @@ from specjax.accept import verdict
 from specjax.declare import key
 from specjax.errors import UserError
 from specjax.rng import RESIDUAL, RowKeys
-from specjax.types import SIBLINGS, Accept, Draft, Verdict
+from specjax.types import UNCOUPLED, Accept, Draft, Verdict
 
 REFERENCE = "cai2024medusa"
 
@@ -78,4 +78,4 @@ def make(own: Keys) -> Accept:
         passed = target_probs > threshold(target_probs, limit, own.delta)[..., None]
         return verdict.law_of_test(draft_probs, passed, target_probs)
 
-    return Accept(sampled, verdict.greedy, "typical", "L3", SIBLINGS, law=law)
+    return Accept(sampled, verdict.greedy, "typical", "L3", UNCOUPLED, law=law)

@@ -56,8 +56,9 @@ class TreeKeys(declare.Keys):
     siblings: str = key(
         "",
         '"top_k" (the most probable tokens), or drawn from the drafter\'s probabilities: '
-        '"without_replacement" or "iid"; "": the method\'s default',
-        choices=("", "without_replacement", "iid", "top_k"),
+        '"without_replacement", "iid", or "coupled" (with the target\'s noise, for the rule '
+        '"coupled"); "": the method\'s default',
+        choices=("", "without_replacement", "iid", "top_k", "coupled"),
     )
     control: str | Controller = key(
         "",

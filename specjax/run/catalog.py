@@ -38,6 +38,7 @@ _SIBLINGS = {
     "iid": "a tree, siblings drawn independently",
     "independent": "a tree, siblings from several distributions",
     "without_replacement": "a tree, siblings drawn without replacement",
+    "coupled": "a chain or a tree, drawn with the target's noise",
 }
 
 

@@ -32,7 +32,7 @@ from specjax.testing.findings import Check, Finding, Progress, Report, collect
 from specjax.testing.law_checks import check_law, distance
 from specjax.testing.models import prompts_of
 from specjax.testing.runner import Runner
-from specjax.types import CHAIN, LM, Accept, Drafter, ModelParams
+from specjax.types import CHAIN, COUPLED, LM, Accept, Drafter, ModelParams
 
 __all__ = ["check_accept", "check_drafter", "check_law", "check_pair", "lossless_rules"]
 
@@ -164,7 +164,9 @@ def _named(prefix: str, name: str, check: Callable, *args: Any, **keys: Any) -> 
 def lossless_rules(drafter: Drafter) -> list[Accept]:
     """Every L1 rule that takes the drafts of this drafter, with its default settings."""
     rules = [accept.load(name) for name in accept.names()]
-    return [r for r in rules if r.lossless_class == "L1" and drafter.siblings in r.siblings]
+    own = [r for r in rules if r.lossless_class == "L1" and drafter.siblings in r.siblings]
+    # A rule for coupled drafts does with others what sample-then-match does.
+    return [r for r in own if COUPLED not in r.siblings or drafter.siblings == COUPLED]
 
 
 def check_accept(

@@ -412,6 +412,18 @@ class _Script:
             masses = np.where(np.asarray(active)[:, None], masses, np.eye(1, masses.shape[1]))
         return self._one(masses)
 
+    def draw_coupled(
+        self, depth, weights: jax.Array, streams: int, active: jax.Array | None = None
+    ) -> jax.Array:
+        del streams
+        return self.draw_at(depth, weights, active)
+
+    def guess_coupled(self, depth, weights: jax.Array, streams) -> jax.Array:
+        """Here independent of the target's draws: the law of the text is that of these alone."""
+        masses = np.asarray(weights, np.float64)
+        self._enter(("guess", int(depth)))
+        return jnp.stack([self._one(masses[:, n]) for n in range(len(streams))], 1)
+
     def draw_distinct(
         self, purpose: int, weights: jax.Array, count: int, index=None
     ) -> tuple[jax.Array, jax.Array]:

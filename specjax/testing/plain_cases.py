@@ -14,6 +14,7 @@ from specjax.testing.models import random_table, tabular
 from specjax.topology.shapes import Topology
 from specjax.types import (
     CHAIN,
+    COUPLED,
     DETERMINISTIC,
     IID,
     INDEPENDENT,
@@ -34,7 +35,7 @@ DEEP_TREE = Topology((-1, -1, -1, 0, 0, 0, 3, 3, 3, 1, 9))
 # Eight nodes on three levels, with three, two, one and no children.
 IRREGULAR = Topology((-1, -1, -1, 0, 0, 1, 3, 3))
 # Kind of siblings -> vocabulary with which all outcomes of its deep drafts are enumerated.
-_DEEP = {CHAIN: 3, IID: 2, INDEPENDENT: 2, WITHOUT_REPLACEMENT: 3, DETERMINISTIC: 4}
+_DEEP = {CHAIN: 3, IID: 2, INDEPENDENT: 2, WITHOUT_REPLACEMENT: 3, DETERMINISTIC: 4, COUPLED: 2}
 # Kind of siblings -> a name, and a drafter with draft models whose drafts a rule for them takes.
 _REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     CHAIN: ("chain", "draft_model", {"gamma": 2}),
@@ -46,6 +47,7 @@ _REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"tree": "2x1", "siblings": WITHOUT_REPLACEMENT},
     ),
     DETERMINISTIC: ("irregular", "draft_tree", {"tree": IRREGULAR, "siblings": IID}),
+    COUPLED: ("coupled", "draft_tree", {"tree": "2x1", "siblings": COUPLED}),
 }
 
 

@@ -256,7 +256,9 @@ IID = "iid"  # drawn independently from one distribution
 INDEPENDENT = "independent"  # each from its own distribution (several drafters)
 WITHOUT_REPLACEMENT = "without_replacement"  # without the siblings before it
 DETERMINISTIC = "deterministic"  # a function of the committed text; ``probs`` is None
-SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC)
+COUPLED = "coupled"  # with the noise that the target draws with at the same positions
+SIBLINGS = (CHAIN, IID, INDEPENDENT, WITHOUT_REPLACEMENT, DETERMINISTIC, COUPLED)
+UNCOUPLED = SIBLINGS[:-1]  # their tokens tell nothing about the target's noise
 
 
 class Draft(struct.PyTreeNode):

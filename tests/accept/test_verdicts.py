@@ -15,7 +15,7 @@ from specjax.accept import block, chain, traversal
 from specjax.drafters.draft_models import draft_tree
 from specjax.errors import UserError
 from specjax.rng import RowKeys, row_keys
-from specjax.types import CHAIN, SIBLINGS, Draft
+from specjax.types import CHAIN, SIBLINGS, UNCOUPLED, Draft
 
 pytestmark = pytest.mark.fast
 V, GAMMA = 3, 3
@@ -24,7 +24,7 @@ V, GAMMA = 3, 3
 ROWS, CHECKED = 20_000, 300
 PARENTS = [-1, -1, 0, 0, 2]
 # Rules that do not read ``Draft.probs``.
-IDS_ONLY = ("deterministic", "match", "rollback", "tolerance", "typical")
+IDS_ONLY = ("coupled", "deterministic", "match", "rollback", "tolerance", "typical")
 load = functools.cache(accept.load)
 
 
@@ -252,14 +252,15 @@ def test_admissible_pairs():
     chains = {name for name, kinds in takes.items() if kinds == {CHAIN}}
     assert chains == {"block", "chain", "lenient", "rejection"}
     assert takes["k_seq"] == {CHAIN, "iid"}
-    assert {name for name, kinds in takes.items() if kinds == set(SIBLINGS)} == {
+    assert {name for name, kinds in takes.items() if kinds == set(UNCOUPLED)} == {
         "deterministic", "match", "recursive", "rollback", "tolerance", "traversal", "typical"
     }  # fmt: skip
+    assert takes["coupled"] == set(SIBLINGS)
     with pytest.raises(UserError) as error:
         accept.check_pair(tree("without_replacement"), load("k_seq"))
     assert str(error.value) == (
         "the rule k_seq takes drafts with siblings chain or iid, and draft_tree drafts "
-        "without_replacement; rules for it are deterministic, match, recursive, rollback, "
+        "without_replacement; rules for it are coupled, deterministic, match, recursive, rollback, "
         "tolerance, traversal, typical"
     )
 

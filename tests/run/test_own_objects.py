@@ -183,6 +183,7 @@ def test_the_default_rule(own):
         types.IID: "recursive",
         types.INDEPENDENT: "recursive",
         types.WITHOUT_REPLACEMENT: "recursive",
+        types.COUPLED: "coupled",
     }
     drafter = drafters.make("prompt_lookup", target)
     for siblings in types.SIBLINGS:

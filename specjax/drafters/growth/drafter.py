@@ -23,6 +23,7 @@ from specjax.topology import dynamic
 from specjax.tree import chain_layout
 from specjax.types import (
     CHAIN,
+    COUPLED,
     IID,
     Array,
     Context,
@@ -224,7 +225,7 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
         return Drafted(state.block, jnp.zeros_like(verdict.count), path)
     if isinstance(growth, Fixed):
         own, paths = levels.fed_places(growth.shape), levels.node_paths(growth.shape)
-        if growth.siblings == IID:
+        if growth.siblings in (IID, COUPLED):
             # Equal siblings: the path may pass from a leaf, never fed, to the children of a sibling
             # with the same token. The ancestors of its last node were all fed.
             steps = (path >= 0).sum(-1, keepdims=True)
@@ -324,7 +325,7 @@ def _next(
     path, token = log_prob
     rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
-    level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1)
+    level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1, index)
     going = growing.drawing(job, rows)
     one = draw(job.keys, job.context, logits, zero, level, siblings, going)
     return one.replace(valid=one.valid & rows.going[:, None]), rows

@@ -13,7 +13,7 @@ from specjax.errors import TooLong, UserError
 from specjax.topology import dynamic, shapes
 from specjax.topology import search as tree_search
 from specjax.topology.shapes import Topology
-from specjax.types import CHAIN, DETERMINISTIC
+from specjax.types import CHAIN, COUPLED, DETERMINISTIC
 
 SEARCHES = {"optimal": tree_search.optimal, "greedy": tree_search.greedy}
 # The values of the key "tree" for trees whose shape depends on the context.
@@ -45,7 +45,8 @@ class Fixed(NamedTuple):
     @property
     def siblings(self) -> str:
         """``Drafter.siblings``."""
-        return CHAIN if self.shape.branching == 1 else KINDS[self.how]
+        kind = KINDS[self.how]
+        return CHAIN if self.shape.branching == 1 and kind != COUPLED else kind
 
 
 class Pooled(NamedTuple):

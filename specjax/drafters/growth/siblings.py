@@ -9,12 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling
+from specjax.bound import Bound
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology.shapes import Topology
-from specjax.types import DETERMINISTIC, IID, WITHOUT_REPLACEMENT, Array, Context, Draft
+from specjax.types import (
+    COUPLED,
+    DETERMINISTIC,
+    IID,
+    WITHOUT_REPLACEMENT,
+    Array,
+    Context,
+    Draft,
+)
 
 # The values of the key "siblings" -> the kind of draft that they make.
-KINDS = {"without_replacement": WITHOUT_REPLACEMENT, "iid": IID, "top_k": DETERMINISTIC}
+KINDS = {
+    "without_replacement": WITHOUT_REPLACEMENT,
+    "iid": IID,
+    "top_k": DETERMINISTIC,
+    "coupled": COUPLED,
+}
 
 
 class Family(NamedTuple):
@@ -24,6 +38,7 @@ class Family(NamedTuple):
     ranks: np.ndarray  # i32[n] their indices among their siblings
     above: np.ndarray  # i32[n] index of the parent among the m nodes
     parents: Array | np.ndarray  # i32[m] the numbers of the m nodes, -1: the pending token
+    depth: Array | int  # of the m nodes, 0: the pending token
 
 
 def family(shape: Topology, parents: list[int]) -> Family:
@@ -35,6 +50,7 @@ def family(shape: Topology, parents: list[int]) -> Family:
         np.array([shape.ranks[node] for node in nodes]),
         np.array([index[shape.parents[node]] for node in nodes]),
         np.array(parents),
+        0 if parents == [-1] else shape.depths[parents[0]],
     )
 
 
@@ -59,8 +75,11 @@ def draw(
             return sampling.argmax(logits)[:, which[level.above]]
         return sampling.top(logits, most)[1][:, which[level.above], level.ranks]
 
-    if siblings == "top_k":
+    if siblings in ("top_k", "coupled"):
         tokens = best()
+        if siblings == "coupled":
+            guess = Bound(_guess, keys, context, logits, which, level, tokens)
+            tokens = jax.lax.cond(jnp.all(context.sampling.greedy), lambda: tokens, guess)
         return Draft(tokens, jnp.ones_like(tokens, bool))
 
     def sampled() -> tuple[Array, Array, Array]:
@@ -91,6 +110,15 @@ def draw(
 
     tokens, valid, probs = jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
     return Draft(tokens, valid, probs=probs)
+
+
+def _guess(
+    keys: RowKeys, context: Context, logits: Array, which: np.ndarray, level: Family, best: Array
+) -> Array:
+    """i32[B,n]: children drawn with the target's noise, those of rank r with stream r."""
+    probs = sampling.to_probs(logits, context.sampling)[:, which[level.above]]
+    tokens = keys.guess_coupled(level.depth, probs, level.ranks)
+    return jnp.where(context.sampling.greedy[:, None], best, tokens)
 
 
 def without_replacement(probs: Array, drawn: Array) -> Array:

@@ -40,6 +40,11 @@ MATRIX = {
         {"model": "@draft", "tree": "2x1", "siblings": "top_k"},
         ("match",),
     ),
+    "coupled": (
+        "draft_tree",
+        {"model": "@draft", "tree": "2x1", "siblings": "coupled"},
+        ("coupled",),
+    ),
 }
 
 TARGET, DRAFT, _ = cases.models(3)
