@@ -256,8 +256,9 @@ def test_the_refitted_threshold_in_short():
     state, history, last = jax.jit(lambda: own.init(context(2)))(), [[], []], [0.4, 0.4]
     for number in range(14):
         probs = draw.uniform(0.1, 1, (2, 4)).astype(np.float32)
-        # Row 1 has no rejected token for some rounds.
-        accepted = np.array([draw.integers(0, 4), 3 if number < 6 else draw.integers(0, 4)])
+        # Row 0 has exactly five tokens after two rounds, row 1 no rejected one for six.
+        first = number + 1 if number < 2 else draw.integers(0, 4)
+        accepted = np.array([first, 3 if number < 6 else draw.integers(0, 4)])
         place = np.arange(4)
         draft = Draft(jnp.zeros((2, 4), jnp.int32), jnp.ones((2, 4), bool))
         path = jnp.asarray(np.where(place < accepted[:, None], place, -1))
@@ -269,6 +270,12 @@ def test_the_refitted_threshold_in_short():
             known = history[row][-8:]
             last[row] = reference_threshold([p for p, _ in known], [a for _, a in known], last[row])
         np.testing.assert_allclose(state.threshold, last, rtol=1e-5)
+    # On a tree nothing is recorded, and a place that does not exist does not count.
+    logs = jnp.log(jnp.asarray([[0.1, 0.9], [0.8, 0.1]]))
+    asked = Ahead(1, jnp.zeros((2, 2, 3)), logs, jnp.asarray([[True, False]] * 2), logs)
+    plain = control.load("confidence", threshold=0.4)
+    assert jax.jit(plain.ask)((), asked)[0].tolist() == [False, True]
+    assert (np.asarray(jax.jit(own.ask)(state, asked)[1].probs) == -1).all()
 
 
 @pytest.mark.fast
