@@ -14,14 +14,14 @@ import numpy.typing as npt
 from specjax.errors import UserError
 
 LARGEST_COUNT = 2**53  # beyond it float64 does not represent every whole number
-LARGEST = 2**63  # whole numbers of arrays and of files are below it
+LARGEST = 2**63 - 1  # what arrays and files can hold
 
 
-def whole(name: str, value: Any, least: int | None) -> int:
+def whole(name: str, value: Any, least: int | None, most: int = LARGEST) -> int:
     """``value`` (a Python or NumPy integer) as an int.
 
     Raises:
-        UserError: it is not a whole number >= ``least``, or it has more than 64 bits.
+        UserError: it is not a whole number >= ``least``, or it is larger than ``most``.
     """
     try:
         result = None if isinstance(value, bool) else operator.index(value)
@@ -30,14 +30,16 @@ def whole(name: str, value: Any, least: int | None) -> int:
     bound = "" if least is None else f" >= {least}"
     if result is None or (least is not None and result < least):
         raise UserError(f"{name} is {_brief(value)}; it must be a whole number{bound}")
-    if abs(result) >= LARGEST:
-        raise UserError(f"{name} is {_brief(value)}; it must be a whole number{bound}, below 2^63")
+    if abs(result) > most:
+        raise UserError(
+            f"{name} is {_brief(value)}; it must be a whole number{bound}, at most {most}"
+        )
     return result
 
 
 def _brief(value: Any) -> str:
     """A value in a message; Python does not spell numbers of more than 4,300 digits."""
-    if isinstance(value, int) and abs(value) >= LARGEST:
+    if isinstance(value, int) and abs(value) > LARGEST:
         return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
     return repr(value)
 

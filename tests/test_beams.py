@@ -17,11 +17,13 @@ from marks import by_default
 
 import specjax as sj
 from specjax import testing
+from specjax.decode import _hypotheses as hypotheses
 from specjax.decode import beams
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import lm
 from specjax.types import ModelParams
 
+STEP = jax.jit(hypotheses.step)
 GAMMA, DRAFT = 2, sj.BeamDraft(MODEL, gamma=2, beams=5)
 # What arrays decide, so that no setting compiles another program.
 ENDS = (2, 7)
@@ -66,6 +68,60 @@ def test_hypotheses_are_those_of_plain_python():
         early += int((plain.steps < NEW).sum())
     assert lengths == set(range(1, NEW + 1))
     assert early > 2
+
+
+def reference_step(row, logprobs, stop, divisors, early, most):
+    """One step of one row, candidate by candidate; ``row`` is (beams, finished), best first."""
+    (beams, finished), count = row, len(row[0])
+    every = [
+        (score + logprobs[beam][token], beam, [*text, token])
+        for beam, (score, text) in enumerate(beams)
+        for token in range(len(logprobs[beam]))
+    ]
+    every = sorted(every, key=lambda each: -each[0])[: count * max(2, 1 + len(stop))]
+    size = len(every[0][2])
+    ends = [text[-1] in stop or size == most for _, _, text in every]
+    running = [(score, text) for (score, _, text), end in zip(every, ends, strict=True) if not end]
+    finished = finished + [
+        (score / divisors[0][size], text)
+        for (score, _, text), end in zip(every[:count], ends[:count], strict=True)
+        if end
+    ]
+    finished = sorted(finished, key=lambda each: -each[0])[:count]
+    full = len(finished) == count
+    better = not full or (running and running[0][0] / divisors[1][size] > finished[-1][0])
+    done = size == most or not better or (early and full)
+    return (running[:count], finished), bool(done)
+
+
+@pytest.mark.parametrize("stop", [(), (2,), (1, 2, 0)])
+def test_a_step_is_that_of_plain_python(stop):
+    """Without a model. Scores are few numbers, so that candidates of equal scores are common."""
+    rows, most, draw = 24, 4, np.random.default_rng(len(stop))
+    for early, penalty in ((True, 0.0), (False, 1.0), ("never", 2.0)):
+        rules = hypotheses.rules(jnp.asarray(stop, jnp.int32), most, penalty, early)
+        divisors = np.asarray(rules.divisor), np.asarray(rules.best_divisor)
+        own = hypotheses.start(rows, 2, most, jnp.float32)
+        wanted, going = [([(0.0, []), (hypotheses.NONE, [])], [])] * rows, [*range(rows)]
+        for _ in range(most):
+            logprobs = -draw.integers(1, 4, (rows, 2, 5)).astype(np.float32)
+            own = STEP(own, jnp.asarray(logprobs), rules)[0]
+            text, scores, done = map(np.asarray, (own.tokens, own.scores, own.done))
+            for row in list(going):
+                args = logprobs[row].tolist(), stop, divisors, early is True, most
+                wanted[row], ended = reference_step(wanted[row], *args)
+                assert done[row] == ended
+                for beam, (score, tokens) in enumerate(wanted[row][0] if not ended else ()):
+                    assert text[row, beam, : len(tokens)].tolist() == tokens
+                    assert scores[row, beam] == pytest.approx(score, rel=1e-6)
+                kept = int(np.asarray(own.finished)[row].sum())
+                assert kept == len(wanted[row][1])
+                for place, (score, tokens) in enumerate(wanted[row][1]):
+                    assert np.asarray(own.ended)[row, place, : len(tokens)].tolist() == tokens
+                    assert np.asarray(own.ended_scores)[row, place] == pytest.approx(score)
+                if ended:
+                    going.remove(row)
+        assert not going
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import cases
+import foreign_cases
 import jax
 import jax.numpy as jnp
 import pytest
@@ -20,7 +21,7 @@ from experiments import loops
 from experiments.draft_cost import run as draft_cost
 from experiments.programs import facts, hlo
 from experiments.t5 import run as t5_study
-from specjax import accept, decode, outcome, testing
+from specjax import accept, decode, drafters, outcome, testing, tree
 from specjax.bench import timing
 from specjax.cache import KVCache
 from specjax.decode import beams
@@ -140,6 +141,42 @@ def test_plain_decoding(target):
     state = state_of(model, drafter, params)
     lowered = decode._autoregressive.lower(model, params, state, jnp.int32(5), outcome.stop_ids(2))
     assert copies(lowered, buffers(params, state)) == 0
+
+
+def written(program: hlo.Program, shape: tuple[int, ...]) -> int:
+    """Instructions inside loops that write a whole buffer of this shape, not a part of it."""
+
+    def in_place(each: hlo.Instruction) -> bool:
+        inside = program.of(each, "calls")[0]
+        update, operands = inside.root.opcode == "dynamic-update-slice", inside.root.operands
+        return update and inside.instructions[operands[0]].opcode == "parameter"
+
+    return sum(
+        each.opcode in ("concatenate", "copy", "pad", "transpose")
+        or (each.opcode == "fusion" and not in_place(each))
+        for _, each, looped in hlo.walk(program)
+        if looped and each.arrays[0].dims == shape
+    )
+
+
+@pytest.mark.parametrize(("kind", "times"), [("masked", 1), ("of_chains", 2)])
+def test_another_librarys_pass(kind, times):
+    """``from_call``: a pass copies each buffer once, with the slots of the block behind the text.
+
+    A foreign program that writes at another place in each row copies it once more.
+    """
+    model = getattr(foreign_cases, kind)()
+    drafter = drafters.make("prompt_lookup", model)
+    params = ModelParams(foreign_cases.foreign_params(), drafter.init_params(jax.random.key(0)))
+    state = loop.begin(model, drafter, params, [*PROMPTS, [1]], NEW, 0)
+    program = hlo.read(rounds((model, drafter, params), state).compile(OPTIONS).as_text())
+    batch, slots, layers, *rest = state.cache.leaves[0].shape
+    widths = tree.widths(drafter, None)
+    assert len(widths) > 1 and written(program, (batch, slots, layers, *rest)) == 0
+    for width in widths:
+        # The foreign arrays have layers first, and slots before rows.
+        shape = (layers, slots + width, batch, *rest)
+        assert written(program, shape) == times * len(state.cache.leaves)
 
 
 def test_refill():

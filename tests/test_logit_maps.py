@@ -49,9 +49,12 @@ def text_of(maps):
 @jax.enable_x64(True)
 def test_the_maps_of_every_node_are_those_of_its_path():
     maps, text = text_of(sampling.make_sampling(3, **MAPS).maps)
+    # Ends of each row's own, padded.
+    maps = maps.replace(ends=jnp.asarray([[7, 8], [6, -1], [-1, 8]]))
     draw = np.random.default_rng(0)
     nodes = draw.integers(0, V, (3, 5))
-    nodes[:, 4] = -7
+    # A token twice on a path, and two that are outside of the vocabulary.
+    nodes[:, 2], nodes[:, 4] = nodes[:, 0], [-7, -1, V + 2]
     logits = draw.normal(size=(3, 6, V))
     paths = [[], [0], [1], [0, 2], [0, 2, 3], [0, 4]]
     visible = np.array([[node in path for node in range(5)] for path in paths])

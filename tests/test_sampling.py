@@ -132,6 +132,8 @@ def test_draw_follows_the_weights_and_never_takes_a_zero(vocab):
         ({"top_p": 1.5}, "in (0, 1]"),
         ({"top_k": -1}, "top_k is -1"),
         ({"top_k": 1.5}, "whole number"),
+        ({"top_k": 10**400}, "top_k is a number of about 400 digits; it must be a whole number"),
+        ({"temperature": 10**5000}, "temperature is a number of about 5000 digits"),
         ({"min_p": 2}, "min_p is 2"),
         ({"temperature": [1.0, 1.0, 1.0]}, "one for each of the 2 rows"),
     ],

@@ -202,8 +202,7 @@ def _run(
     """The checked arguments of ``generate_text``."""
     whole("max_new_tokens", max_new_tokens, 1)
     number("temperature", temperature, ">= 0", lambda x: x >= 0)
-    if whole("seed", seed, 0) >= 2**32:
-        raise UserError(f"seed is {seed}; it must be in 0..{2**32 - 1}")
+    whole("seed", seed, 0, 2**32 - 1)
     check_logprobs(logprobs)
     _check_settings(settings)
     if drafter == auto.AUTO or (drafter is None and not accept):

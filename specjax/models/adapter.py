@@ -75,7 +75,7 @@ def _renamed_pair(
 class Buffers(struct.PyTreeNode):
     """The cache of a foreign model, without room for a block."""
 
-    leaves: tuple[Array, ...]  # those with slots, in the order of the tree
+    leaves: tuple[Array, ...]  # [B,S,...] each: those with slots, in the order of the tree
     length: Array  # i32[B]
 
 
@@ -123,8 +123,8 @@ def from_call(
     """An ``LM`` that decodes with the forward pass of another library.
 
     A block is written behind the slots of all committed tokens, so that rows of different lengths
-    share one index and a tree is a mask. In each pass the foreign program copies every buffer of
-    its cache once, and it computes the logits of all tokens of a prompt.
+    share one index and a tree is a mask. Each pass copies every buffer of the cache once (with
+    ``chains_only`` perhaps twice), and it computes the logits of all tokens of a prompt.
 
     Args:
         call: (params, tokens i32[B,T], positions i32[B,T], cache, mask bool[B,T,S]) -> (logits
@@ -137,7 +137,7 @@ def from_call(
         vocab_size: V.
         chains_only: ``call`` takes no mask, and attends to all slots up to the token's own. The
             index is then the length of each row; without an axis of rows there is one row only.
-            Trees are refused.
+            Trees are refused; a draft model may draft chains.
         window: the sliding window of all layers, for the mask; of a model with other layers too,
             None, and ``call`` must apply it.
         width: E, if ``call`` returns the hidden state that its LM head multiplies.
@@ -161,6 +161,7 @@ def from_call(
         name=name,
         width=width,
         window=window,
+        chains_only=chains_only,
     )
 
 
@@ -193,10 +194,6 @@ def _names(cache: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(cache)]
 
 
-def _buffers(foreign: _Foreign) -> list[_Axes]:
-    return [axes for axes in foreign.axes if axes.slots != NONE]
-
-
 def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
     """The leaves of an empty cache with so many slots, at least one."""
     return jax.tree.leaves(foreign.init_cache(batch, max(slots, 1)))
@@ -205,9 +202,7 @@ def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
 def _init(foreign: _Foreign, batch: int, slots: int) -> Buffers:
     leaves = zip(_empty(foreign, batch, slots), foreign.axes, strict=True)
     buffers = [
-        jax.lax.slice_in_dim(leaf, 0, slots, axis=axes.slots)
-        for leaf, axes in leaves
-        if axes.slots != NONE
+        jnp.moveaxis(leaf, axes, (0, 1))[:, :slots] for leaf, axes in leaves if axes.slots != NONE
     ]
     return Buffers(tuple(buffers), jnp.zeros((batch,), jnp.int32))
 
@@ -222,46 +217,62 @@ def _apply(
 ) -> tuple[Output, Block]:
     batch, new = tokens.shape
     fed = 0 if block is None else block.output.shape[1]
-    if foreign.chains_only and layout is not None:
+    if foreign.chains_only and layout is not None and not layout.chain:
         raise UserError(
-            "a model that takes no mask (chains_only) cannot verify a tree or grow a draft; take a "
-            "drafter of chains, and another draft model"
+            "a model that takes no mask (chains_only) cannot verify or grow a tree; take a drafter "
+            "of chains"
         )
     layout = tree.chain_layout(batch, new, fed) if layout is None else layout
-    axes = _buffers(foreign)
-    slots = cache.leaves[0].shape[axes[0].slots]
-    # Where the block begins: in each row, or in all.
-    begin = cache.length.astype(jnp.result_type(int)) if foreign.chains_only else slots
+    slots = cache.leaves[0].shape[1]
+    # The slots, of each row or of all, where the block and its newest tokens begin.
+    begin, place = slots, slots + fed
+    if foreign.chains_only:
+        # A chain may have room for tokens that were not fed yet: the depth of a token counts.
+        begin = cache.length.astype(jnp.result_type(int))
+        place = begin + layout.depth[:, fed]
     room = _empty(foreign, batch, fed + new)
-    buffers = _with_room(foreign, cache, room)
-    if block is not None:
-        own = zip(buffers, block.leaves, axes, strict=True)
-        buffers = [_put(*each, begin) for each in own]
-    leaves, given = iter(buffers), zip(room, foreign.axes, strict=True)
-    whole = [
-        _index(*each, begin + fed) if each[1].slots == NONE else next(leaves) for each in given
-    ]
+    leaves = iter(_with_block(foreign, cache, room, block, begin))
+    given = zip(room, foreign.axes, strict=True)
+    whole = [_index(*each, place) if each[1].slots == NONE else next(leaves) for each in given]
     depth = cache.length[:, None] + layout.depth
     mask = _mask(foreign, cache.length, slots, depth, layout.visible)
     whole = jax.tree.unflatten(foreign.treedef, whole)
     logits, after, *hidden = foreign.call(params, tokens, depth[:, fed:], whole, mask)
     written = [
-        _slots(leaf, own, begin + fed, new)
+        _slots(leaf, own, place, new)
         for leaf, own in zip(jax.tree.leaves(after), foreign.axes, strict=True)
         if own.slots != NONE
     ]
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    states = hidden[0] if hidden else jnp.zeros((batch, new, foreign.width), logits.dtype)
+    states = hidden[0] if hidden else jnp.zeros((batch, new, 0), logits.dtype)
+    _check_width(foreign.width, states.shape[-1])
     return Output(logits, states), Block(tuple(written), logits[..., 0].astype(jnp.float32))
 
 
-def _with_room(foreign: _Foreign, cache: Buffers, room: list[Array]) -> list[Array]:
-    """The buffers of a cache, with the empty slots of ``room`` behind them."""
-    free = [leaf for leaf, axes in zip(room, foreign.axes, strict=True) if axes.slots != NONE]
-    return [
-        jnp.concatenate([held, leaf], axis=axes.slots)
-        for held, leaf, axes in zip(cache.leaves, free, _buffers(foreign), strict=True)
-    ]
+def _check_width(width: int, returned: int) -> None:
+    """Raises UserError where ``call`` does not return hidden states of this width; 0: none."""
+    if width and not returned:
+        raise UserError(
+            f"width is {width}, and call returns no hidden states; return them, or leave width out"
+        )
+    if width and width != returned:
+        raise UserError(
+            f"width is {width}, and call returns hidden states of {returned}; give width={returned}"
+        )
+
+
+def _with_block(
+    foreign: _Foreign, cache: Buffers, room: list[Array], block: Block | None, begin: Array | int
+) -> list[Array]:
+    """The foreign buffers: the slots of a cache and of ``room``, with ``block`` from a slot on."""
+    pairs = zip(room, foreign.axes, strict=True)
+    free = [(leaf, axes) for leaf, axes in pairs if axes.slots != NONE]
+    result = []
+    for i, (held, (leaf, axes)) in enumerate(zip(cache.leaves, free, strict=True)):
+        buffer = jnp.concatenate([held, jnp.moveaxis(leaf, axes, (0, 1))], 1)
+        buffer = buffer if block is None else _put(buffer, block.leaves[i], begin)
+        result.append(jnp.moveaxis(buffer, (0, 1), axes))
+    return result
 
 
 def _mask(foreign: _Foreign, length: Array, slots: int, depth: Array, visible: Array) -> Array:
@@ -297,18 +308,12 @@ def _index(leaf: Array, axes: _Axes, start: Array | int) -> Array:
     return jnp.broadcast_to(start.reshape(shape).astype(leaf.dtype), leaf.shape)
 
 
-def _put(buffer: Array, block: Array, axes: _Axes, start: Array | int) -> Array:
-    """The buffer with ``block`` [B,M,...] at the slots from ``start`` on."""
-    rows, inner = axes.rows, axes.slots - (axes.rows < axes.slots)
-    put = jax.lax.dynamic_update_slice_in_dim
+def _put(buffer: Array, block: Array, start: Array | int) -> Array:
+    """The buffer [B,S,...] with ``block`` [B,M,...] at the slots from ``start`` on."""
+    put, block = jax.lax.dynamic_update_slice_in_dim, block.astype(buffer.dtype)
     if isinstance(start, int):
-        block = jnp.moveaxis(block, (0, 1), axes)
-        return put(buffer, block.astype(buffer.dtype), start, axes.slots)
-
-    def row(held: Array, new: Array, at: Array) -> Array:
-        return put(held, jnp.moveaxis(new, 0, inner).astype(held.dtype), at, inner)
-
-    return jax.vmap(row, (rows, 0, 0), rows)(buffer, block, start)
+        return put(buffer, block, start, 1)
+    return jax.vmap(Bound(put, axis=0))(buffer, block, start)
 
 
 def _slots(buffer: Array, axes: _Axes, start: Array | int, count: int) -> Array:
@@ -330,5 +335,5 @@ def _commit(
     kept, _ = tree.accepted(block, count, path)
     # With 64-bit types enabled, all indices of an update must have one type.
     start = kv.write_after(cache.length, kept.output).astype(jnp.result_type(int))
-    pairs = zip(cache.leaves, kept.leaves, _buffers(foreign), strict=True)
+    pairs = zip(cache.leaves, kept.leaves, strict=True)
     return Buffers(tuple(_put(*each, start) for each in pairs), cache.length + count)

@@ -135,7 +135,7 @@ def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:
 
     The mesh has any of the axes "data" and "tensor": that of ``make_mesh``, or one of JAX's.
     Those that are on the mesh already stay where they are. Raises UserError for a target whose
-    layers cannot be divided.
+    layers cannot be divided, or whose parameters have names of another library.
     """
     return ModelParams(place_target(mesh, target, params.target), place_draft(mesh, params.draft))
 
@@ -144,7 +144,21 @@ def place_target(mesh: Mesh, target: LM, params: Any) -> Any:
     """The target's parameters on the devices of a mesh. Raises UserError: see ``place``."""
     mesh = with_all_axes(mesh)
     check_decoding(mesh, target)
+    _check_names(target.name, params, mesh.shape[TENSOR])
     return put(mesh, params, param_specs(params, dict(mesh.shape), strict=True))
+
+
+def _check_names(name: str, params: Any, size: int) -> None:
+    """Raises UserError for names of another library, whose parameters would all stay whole."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    needed = [rule.pattern for rule in RULES if rule.needed]
+    if size > 1 and not any(re.search(each, known) for each in needed for known in names):
+        raise UserError(
+            f"no parameter of {name} has a name that {TENSOR}:{size} divides (the first is "
+            f"{names[0]!r}); rename them first, as models.adapter.mapped does, and place the "
+            "result, or divide them with jax.device_put"
+        )
 
 
 def place_draft(mesh: Mesh, params: Any) -> Any:

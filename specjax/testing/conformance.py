@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specjax import accept
+from specjax.prompt import check_kinds
 from specjax.testing import (
     acceptance_checks,
     claims,
@@ -102,8 +103,10 @@ def check_drafter(
         the drafter's code is a failed check. If its functions take or return something of another
         form, that is the only check.
     """
+    check_kinds(target=target, drafter=drafter, params=params)
     chosen = lossless_rules(drafter) if rules is None else list(rules)
     for rule in chosen:
+        check_kinds(accept=rule)
         accept.check_pair(drafter, rule)
     texts = prompts_of(target, prompts)
     checks = _drafter_checks(drafter, target, params, chosen, texts, quick)

@@ -69,7 +69,10 @@ def _one_round(drafter: Drafter, target: LM, params: ModelParams) -> tuple[Any, 
 def _check_call(drafter: Drafter, name: str, arguments: tuple[str, ...]) -> None:
     """Raises UserError unless the function can be called with these arguments."""
     function, taken = getattr(drafter, name), ", ".join(arguments)
-    shown = inspect.signature(function) if callable(function) else "nothing"
+    if not callable(function):
+        wrong = f"{name} of {drafter.name} is {function!r}"
+        raise UserError(f"{wrong}; it must be a function ({taken})")
+    shown = inspect.signature(function)
     wrong = f"{name} of {drafter.name} takes {shown}; it is called with ({taken})"
     try:
         inspect.signature(function).bind(*arguments)

@@ -28,6 +28,8 @@ PARENTS = (-1, 0, 0, 1, 2, 4, 2)
 # The paths that the rows commit, and how many of their nodes.
 PATHS, COUNTS = ((0, 2, 4, 5), (0, 1, 3, 3), (0, 2, 6, 6)), (4, 2, 0)
 SIZE, ROWS, MORE = len(PARENTS), len(PATHS), 3
+# The paths in a model of chains.
+ALONG = ((0, 1, 2, 3),) * ROWS
 # The tokens before a pass where there is no window, and how far beyond the smallest one.
 TEXT, BEYOND = 6, 3
 # The allowed difference, by the narrowest float dtype of parameters and block.
@@ -48,7 +50,8 @@ def check_lm(
     """Checks the functions of a model on random texts of three rows.
 
     Args:
-        lm: a model without an encoder, small enough to run a few passes.
+        lm: a model without an encoder, small enough to run a few passes. One with ``chains_only``
+            is checked with chains in the place of trees, and a line says so.
         params: such that the logits depend strongly on the text. Fresh parameters often do not:
             multiply their matrices by 8, as ``testing.tiny`` does.
         close: the allowed difference, as a part of the largest distance of a logit from the mean of
@@ -79,6 +82,9 @@ def _checks(lm: LM, params: Params, close: float | None, seed: int) -> Iterator[
     yield "logits depend on the text", passes.dependence
     for name, pairs in passes.properties().items():
         yield name, passes.compare, name, pairs
+    if lm.chains_only:
+        name, detail = "trees", "left out: the model takes chains only (chains_only)"
+        yield name, Finding, name, True, detail
     yield "new parameters, no new trace", passes.new_params
 
 
@@ -132,6 +138,7 @@ class _Passes:
     def __init__(self, lm: LM, params: Params, close: float | None, seed: int):
         self.lm, self.params, self._close, self._traces = lm, params, close, 0
         size = _before(lm)
+        self.committed = ALONG if lm.chains_only else PATHS
         draw = functools.partial(np.random.default_rng(seed).integers, 0, lm.vocab_size)
         self.text, self.nodes, self.more = (
             draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)
@@ -169,13 +176,11 @@ class _Passes:
         """The logits of a tree, at once, again, and in parts; whether the cache stayed the same."""
         cache = self._fed(params, self.size, tokens, counts)[1]
         leaves = jax.tree.leaves(cache)
-        parents = jnp.broadcast_to(jnp.asarray(PARENTS), nodes.shape)
-        whole = self.lm.apply(params, nodes, cache, tree.layout(parents))[0].logits
+        whole = self.lm.apply(params, nodes, cache, self._layout(SIZE))[0].logits
         same = [a is b for a, b in zip(leaves, jax.tree.leaves(cache), strict=True)]
-        again = self.lm.apply(params, nodes, cache, tree.layout(parents))[0].logits
-        layout = tree.layout(parents[:, :3])
-        first, block = self.lm.apply(params, nodes[:, :3], cache, layout)
-        rest = self.lm.apply(params, nodes[:, 3:], cache, tree.layout(parents, SIZE - 3), block)[0]
+        again = self.lm.apply(params, nodes, cache, self._layout(SIZE))[0].logits
+        first, block = self.lm.apply(params, nodes[:, :3], cache, self._layout(3))
+        rest = self.lm.apply(params, nodes[:, 3:], cache, self._layout(SIZE - 3, 3), block)[0]
         parts = jnp.concatenate([first.logits, rest.logits], 1)
         return whole, again, parts, jnp.asarray(all(same))
 
@@ -183,13 +188,19 @@ class _Passes:
     def _commit(self, params, tokens, counts, nodes, more):
         """The logits after a committed path, given as such or as its tokens; the lengths."""
         cache = self._fed(params, self.size, tokens, counts)[1]
-        parents = jnp.broadcast_to(jnp.asarray(PARENTS), nodes.shape)
-        block = self.lm.apply(params, nodes, cache, tree.layout(parents))[1]
-        count, path = jnp.asarray(COUNTS), jnp.asarray(PATHS)
+        block = self.lm.apply(params, nodes, cache, self._layout(SIZE))[1]
+        count, path = jnp.asarray(COUNTS), jnp.asarray(self.committed)
         kept = tree.accepted(block, count, path)[0]
         after = [self.lm.commit(cache, block, count, path), self.lm.commit(cache, kept, count)]
         logits = [self.lm.apply(params, more, each)[0].logits for each in after]
         return *logits, jnp.stack([each.length - cache.length for each in after])
+
+    def _layout(self, new: int, fed: int = 0) -> tree.Layout:
+        """The layout of ``new`` nodes after ``fed`` ones."""
+        if self.lm.chains_only:
+            return tree.chain_layout(ROWS, new, fed)
+        parents = jnp.broadcast_to(jnp.asarray(PARENTS[: fed + new]), (ROWS, fed + new))
+        return tree.layout(parents, new)
 
     def _after(self, counts, chain=None, text=None, more: int = 0) -> Any:
         """The logits of the text [B,N,V], and of a block [B,T,V] after ``counts`` of each row.
@@ -257,11 +268,13 @@ class _Passes:
 
     def properties(self) -> dict[str, Callable[[], Iterable[Any]]]:
         """Name -> what ``compare`` takes."""
+        kind = "chain" if self.lm.chains_only else "tree"
+        paths = {} if self.lm.chains_only else {"a tree equals the chains of its paths": self.paths}
         return {
             "a block equals steps": self.block,
             "rows of unequal length": lambda: [(self._usual, _part(self._truth, self.uneven))],
-            "a tree equals the chains of its paths": self.paths,
-            "a tree in two parts": lambda: [(self._trees[2], self._trees[0])],
+            **paths,
+            f"a {kind} in two parts": lambda: [(self._trees[2], self._trees[0])],
             "any number of slots": lambda: [(self._after(self.uneven, more=9)[1], self._usual)],
             "any padding": self.padding,
             "any other rows": self.rows,
@@ -300,7 +313,7 @@ class _Passes:
 
     def commit(self) -> Iterator[Any]:
         chain = np.zeros((ROWS, SIZE), np.int32)
-        for row, (path, count) in enumerate(zip(PATHS, COUNTS, strict=True)):
+        for row, (path, count) in enumerate(zip(self.committed, COUNTS, strict=True)):
             own = [*self.nodes[row, list(path[:count])], *self.more[row]]
             chain[row, : len(own)] = own
         expected = _part(self._after(self.uneven, chain)[1], np.asarray(COUNTS), MORE)

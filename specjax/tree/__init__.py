@@ -29,6 +29,8 @@ class Layout(struct.PyTreeNode):
 
     visible: jax.Array  # bool[B,T,P] an own token's column is its place in the block
     depth: jax.Array  # i32[B,P] position of a token, counted from the first uncommitted one
+    # Static: the newest tokens continue a chain. A token attends to all positions below its own.
+    chain: bool = struct.field(pytree_node=False, default=False)
 
 
 class Columns(struct.PyTreeNode):
@@ -60,6 +62,7 @@ def chain_layout(batch: int, new: int, fed: int = 0) -> Layout:
     return Layout(
         jnp.broadcast_to(visible, (batch, new, fed + new)),
         jnp.broadcast_to(place, (batch, fed + new)),
+        chain=True,
     )
 
 

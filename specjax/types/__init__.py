@@ -159,6 +159,8 @@ class LM(NamedTuple):
     # ``models.token_bytes.TokenBytes``: the bytes of each token, for pairs with two vocabularies.
     # None: not available.
     token_bytes: Any = None
+    # Whether ``apply`` takes no ``layout`` but those of chains (``tree.Layout.chain``).
+    chains_only: bool = False
 
     def prompt(self, ids: Sequence[int], most: int | None = None) -> list[int]:
         """The prompt of a text: of an encoder-decoder model the source and its start token.

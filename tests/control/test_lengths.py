@@ -239,6 +239,46 @@ def test_confidence_is_refitted_as_in_transformers():
 
 
 @pytest.mark.fast
+def test_the_refitted_threshold_in_short():
+    """Two rows in one program: as transformers' rule, also where it has too few tokens."""
+    own, draw = control.load("confidence", refit=1, memory=8), np.random.default_rng(1)
+    step = jax.jit(own.update)
+
+    @jax.jit
+    def grown(state, probs):
+        for depth in range(4):
+            token = jnp.ones(2) if depth == 0 else probs[:, depth - 1]
+            logs = jnp.log(token)[:, None]
+            asked = Ahead(depth, jnp.zeros((2, 1, 3)), logs, jnp.ones((2, 1), bool), logs)
+            _, state = own.ask(state, asked)
+        return state
+
+    state, history, last = jax.jit(lambda: own.init(context(2)))(), [[], []], [0.4, 0.4]
+    for number in range(14):
+        probs = draw.uniform(0.1, 1, (2, 4)).astype(np.float32)
+        # Row 0 has exactly five tokens after two rounds, row 1 no rejected one for six.
+        first = number + 1 if number < 2 else draw.integers(0, 4)
+        accepted = np.array([first, 3 if number < 6 else draw.integers(0, 4)])
+        place = np.arange(4)
+        draft = Draft(jnp.zeros((2, 4), jnp.int32), jnp.ones((2, 4), bool))
+        path = jnp.asarray(np.where(place < accepted[:, None], place, -1))
+        verdict = Verdict(jnp.zeros((2, 5), jnp.int32), jnp.asarray(accepted + 1), path)
+        state = step(grown(state, jnp.asarray(probs)), draft, verdict)
+        for row in range(2):
+            for level in range(min(accepted[row] + 1, 3)):
+                history[row].append((probs[row, level], level < accepted[row]))
+            known = history[row][-8:]
+            last[row] = reference_threshold([p for p, _ in known], [a for _, a in known], last[row])
+        np.testing.assert_allclose(state.threshold, last, rtol=1e-5)
+    # On a tree nothing is recorded, and a place that does not exist does not count.
+    logs = jnp.log(jnp.asarray([[0.1, 0.9], [0.8, 0.1]]))
+    asked = Ahead(1, jnp.zeros((2, 2, 3)), logs, jnp.asarray([[True, False]] * 2), logs)
+    plain = control.load("confidence", threshold=0.4)
+    assert jax.jit(plain.ask)((), asked)[0].tolist() == [False, True]
+    assert (np.asarray(jax.jit(own.ask)(state, asked)[1].probs) == -1).all()
+
+
+@pytest.mark.fast
 def test_goodput_chooses_the_best_length_of_all_rows():
     """By the closed form, for acceptance that differs by row, and without finished rows."""
     own = control.load(
@@ -270,6 +310,126 @@ def test_goodput_tries_again_when_it_has_saved_enough():
     for _ in range(50):
         state = played(never, state, [0], [0])
         assert int(never.limit(state)[0]) == 0
+
+
+class Goodput:
+    """The controller's own page, in NumPy: what it keeps, and the length that it chooses."""
+
+    def __init__(self, sampled, lengths, pair, keys, limit, done):
+        self.costs = [pair[int(each)] for each in sampled]
+        self.lengths, self.keys, rows = np.array(lengths), keys, len(limit)
+        self.passed, self.tested = np.zeros((rows, lengths[-1])), np.zeros((rows, lengths[-1]))
+        self.found, self.left = np.zeros((rows, 2)), np.array(limit, float)
+        self.live, self.bank = ~np.array(done), np.ones(rows)
+        self.idle, self.failed, self.tries, self.length = 0, 0, False, 0
+        self.choose()
+
+    def mean(self, field):
+        return np.mean(
+            [getattr(c, field) for c, on in zip(self.costs, self.live, strict=True) if on], 0
+        )
+
+    def each(self, field):
+        return np.array([getattr(cost, field) for cost in self.costs], float)
+
+    def rates(self):
+        weight, live = self.keys.weight, self.live[:, None]
+        passed, tested = (self.passed * live).sum(0), (self.tested * live).sum(0)
+        batch = (passed + weight * self.each("acceptance")) / (tested + weight)
+        return (self.passed + weight * batch) / (self.tested + weight)
+
+    def choose(self):
+        if not self.live.any():
+            return
+        keys, live = self.keys, self.live
+        more = np.pad(self.rates().cumprod(1).cumsum(1), ((0, 0), (1, 0)))[:, self.lengths]
+        share = self.found[:, 0] + keys.weight * self.each("finds")
+        share = share / (self.found[:, 1] + keys.weight)
+        empty, times = self.mean("empty"), np.array(self.mean("times"))
+        spends = empty + (1 - np.prod(1 - share[live])) * (times - empty)
+        spends[0] = 1
+        rate = (1 + share[:, None] * more) / spends
+        if keys.rows == "open":
+            value = rate[live].sum(0)
+        else:
+            value = -(np.maximum(self.left, 1)[:, None] / rate)[live].max(0)
+        best, trial = int(np.argmax(value)), 1 + int(np.argmax(value[1:]))
+        trials = self.failed + 1
+        saves = keys.explore - trials * self.mean("missed")
+        due = np.inf if saves <= 0 else max(1, np.ceil(trials * (spends[trial] - 1) / saves - 1e-6))
+        allowed = self.least() >= -1e-4
+        self.tries = bool(allowed and not best and self.idle >= due)
+        self.length = self.lengths[trial] if self.tries else self.lengths[best] * allowed
+
+    def least(self):
+        banks = (self.bank + (self.keys.slack - self.mean("missed")) * self.idle)[self.live]
+        return banks.mean() if self.keys.rows == "open" else banks.min()
+
+    def update(self, drafted, accepted, live):
+        keys, count = self.keys, np.where(live, accepted + 1, 0)
+        asked = live & (self.length > 0)
+        for row in range(len(live)):
+            for depth in range(min(accepted[row] + 1, drafted[row])):
+                self.passed[row, depth] *= keys.memory
+                self.passed[row, depth] += depth < accepted[row]
+                self.tested[row, depth] = self.tested[row, depth] * keys.memory + 1
+            if asked[row]:
+                self.found[row] = self.found[row] * keys.memory + [drafted[row] > 0, 1]
+        self.live = live
+        if not live.any():
+            return
+        idle_gain = keys.slack - self.mean("missed")
+        if drafted.max():
+            at = int(np.argmax(self.lengths >= drafted.max()))
+            gain = idle_gain * self.idle + (1 + keys.slack) * count - self.mean("times")[at]
+            self.bank += np.where(live, gain, idle_gain * self.idle)
+            self.left = self.left - self.idle - count
+            self.idle = self.failed = 0
+        else:
+            self.bank += np.where(live, 1 - (self.mean("empty") if asked.any() else 1), 0)
+            self.failed, self.idle = self.failed + self.tries, self.idle + 1
+        self.choose()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("rows", ["closed", "open"])
+def test_goodput_is_what_its_page_says(rows):
+    """120 rounds of three rows, one greedy, that end one after another."""
+    lengths, most = (0, 1, 3, 4), 4
+    pair = (
+        costs.RoundCosts((1.0, 1.2, 1.5, 1.9), (0.8, 0.7, 0.6, 0.5), empty=1.1, finds=0.8),
+        costs.RoundCosts(
+            (1.0, 1.4, 1.7, 2.0), (0.6, 0.5, 0.5, 0.4), empty=1.2, finds=0.5, missed=0.004
+        ),
+    )
+    keys = goodput.Keys(weight=3.0, memory=0.9, explore=0.2, slack=0.3, rows=rows)
+    own = goodput.of_costs(costs.Costs(lengths, *pair), keys)
+    tokens, limit = jnp.zeros((3, 3), jnp.int32), np.array([150, 260, 90])
+    begun = Context(tokens, jnp.full((3,), 3), make_sampling(3, [0.0, 1.0, 1.0]))
+    begun = begun.replace(limit=jnp.asarray(limit + 3), done=jnp.asarray([False, False, False]))
+    state, step = jax.jit(lambda: own.init(begun))(), jax.jit(lambda *given: played(own, *given))
+    right = Goodput([0, 1, 1], lengths, pair, keys, limit, [False] * 3)
+    draw, seen = np.random.default_rng(3), []
+    left, good = limit.copy(), np.array([0.9, 0.5, 0.1])
+    for number in range(120):
+        live = left > 0
+        length = int(state.length[0])
+        assert length == right.length, number
+        assert bool(state.tries[0]) == right.tries
+        seen.append((length, bool(state.tries[0]), right.failed))
+        # The text changes: what was accepted is rejected, and the reverse.
+        chance = good if number // 30 % 2 == 0 else good[::-1] * 0.3
+        drafted = np.where(live & (draw.random(3) < 0.7), length, 0)
+        accepted = (draw.random((3, most)) < chance[:, None]).cumprod(1).sum(1)
+        accepted = np.minimum(accepted, drafted)
+        state = step(state, drafted, accepted, live)
+        right.update(drafted, accepted, live)
+        left = left - np.where(live, accepted + 1, 0)
+        for name in ("passed", "tested", "found", "left", "bank"):
+            expected = getattr(right, name)
+            np.testing.assert_allclose(getattr(state, name), expected, atol=2e-3, err_msg=name)
+        assert (int(state.idle[0]), int(state.failed[0])) == (right.idle, right.failed)
+    assert len({each[0] for each in seen}) >= 3 and any(each[1] for each in seen), seen
 
 
 @pytest.mark.fast

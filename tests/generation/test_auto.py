@@ -310,16 +310,25 @@ def test_a_mistake_is_one_line(model, keys, message, cache):
 def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, no_gain_needed):
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add\nreturn a + b\n")
-    status, out, err, _ = cli(
+    bench = (
         f"--config={ROOT}/configs/auto.py",
         *(f"--config.target={target}", f"--config.prompts={prompts}", "--config.report=False"),
         *("--methods=prompt_lookup", "--config.max_new_tokens=8", "--config.accept=match"),
         *("--config.grid.methods.prompt_lookup.gamma=1", "--config.grid.batch_sizes=(1,2)"),
     )
+    status, out, err, _ = cli(*bench)
     assert (status, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("kept for drafter.name=auto: ")]
     assert ["in batches of 1" in line for line in lines] == [True, False]
     common = [GENERATE, f"--config.target={target}", "--config.max_new_tokens=8"]
+    # Where the folder cannot be written a line says so, and the results count.
+    (tmp_path / "file").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECJAX_CACHE", str(tmp_path / "file"))
+        status, out, err, workdir = cli(*bench, "--config.again=True")
+    assert (status, err) == (0, "") and (workdir / "results.json").exists()
+    [line] = [line for line in out.splitlines() if line.startswith("kept for drafter.name=auto: ")]
+    assert line.startswith("kept for drafter.name=auto: nothing: ") and "file/choices" in line
     texts = {}
     for name in ("auto", "none"):
         args = [*common, f"--config.prompts={prompts}", f"--config.drafter.name={name}"]

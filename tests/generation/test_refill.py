@@ -31,7 +31,7 @@ def system(name, **keys):
 
 
 def alone(target, drafter, rule, params, prompts, limits, temperature, seed=5):
-    """The text of every prompt in a batch of one row."""
+    """(text, rounds) of every prompt in a batch of one row."""
     texts = []
     for number, (ids, limit) in enumerate(zip(prompts, limits, strict=True)):
         packed, lengths = decode.pack_prompts([ids], max(map(len, prompts)))
@@ -41,10 +41,11 @@ def alone(target, drafter, rule, params, prompts, limits, temperature, seed=5):
             limit=lengths + limit,
             sampling=sampling.make_sampling(1, temperature),
         )
-        state, _ = decode.generate(
+        state, records = decode.generate(
             *(target, drafter, rule, params, state), max_steps=max(limits), eos_id=EOS
         )
-        texts += decode.outputs(state, lengths.tolist())
+        [text] = decode.outputs(state, lengths.tolist())
+        texts.append((text, int((np.asarray(records.emitted) > 0).sum())))
     return texts
 
 
@@ -77,10 +78,11 @@ def test_texts_are_those_of_single_rows(name, keys, temperature):
     )
     answers = list(run)
     assert sorted(each.number for each in answers) == list(range(9))
-    texts = [each.tokens for each in sorted(answers)]
-    assert texts == alone(*parts, prompts, limits, temperature)
+    texts, rounds = zip(*[(each.tokens, each.rounds) for each in sorted(answers)], strict=True)
+    assert [*zip(texts, rounds, strict=True)] == alone(*parts, prompts, limits, temperature)
     assert any(text[-1] == EOS for text in texts) and any(text[-1] != EOS for text in texts)
-    assert all(1 <= each.rounds <= len(each.tokens) for each in answers)
+    # Rounds of several tokens, of one, and rows that begin after others.
+    assert len(set(rounds)) > 1 and any(a < len(b) for a, b in zip(rounds, texts, strict=True))
 
 
 def test_a_new_row_has_nothing_of_the_row_before():

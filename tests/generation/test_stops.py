@@ -61,6 +61,22 @@ def test_the_cut_is_at_the_first_complete_stop_string(ids, stop, data):
 
 
 @pytest.mark.fast
+def test_a_part_of_a_character_is_no_text_yet():
+    """Not even where the stop string is what a decoder gives for such bytes."""
+    row = stops.Row([], spell, (stops.PART,))
+    assert not row.add([0, 5]) and row.settled == ""
+    assert not row.add([6]) and row.cut() == stops.Cut("a\xe9", 3, None)
+    # A byte that nothing completes is one.
+    assert row.add([5], last=True) and row.cut() == stops.Cut("a\xe9", 4, stops.PART)
+    # It is complete with the token that follows, too.
+    row = stops.Row([], spell, (stops.PART, "b"))
+    assert not row.add([5]) and row.add([1])
+    assert row.cut() == stops.Cut("", 1, stops.PART)
+    # What was complete before is passed over.
+    assert stops.find("aab", ["aa", "b"], 2) == (2, 3) and stops.find("ab", ["ab"], 2) is None
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize("stop", ["", ["a", ""], [3]])
 def test_wrong_stop_strings(stop):
     with pytest.raises(UserError, match="a text that is not empty"):

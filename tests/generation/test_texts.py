@@ -242,7 +242,8 @@ def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
         ({"temperature": "0.7"}, "temperature is '0.7'; it must be a number"),
         ({"stop": None}, "a stop string is None"),
         ({"drafter": 5}, "the drafter is 5"),
-        ({"seed": 2**70}, "it must be in 0.."),
+        ({"seed": 2**40}, "seed is 1099511627776; it must be .*>= 0, at most 4294967295"),
+        ({"seed": 9**5000}, "seed is a number of about 4771 digits; it must be"),
         ({"prompts": 5}, "the prompts are 5"),
         ({"prompts": [[1.7, 2.2]]}, "prompt 0 is .*token ids"),
         ({"prompts": [["a"]]}, "prompt 0 is .*token ids"),
@@ -330,6 +331,12 @@ def test_samples_have_the_prompt_of_their_row_and_settings_of_their_own():
     for name, array in arrays_of(after).items():
         moved = name.startswith((".keys", ".limit", ".sampling", ".done"))
         assert np.array_equal(array, given[name] if moved else before[name].repeat(3, 0)), name
+
+
+def test_a_prompt_is_read_with_the_settings_of_its_first_sample():
+    given = {"limit": jnp.arange(6), "keys": jnp.arange(12).reshape(6, 2)}
+    first = texts._firsts(given, 3)
+    assert first["limit"].tolist() == [0, 3] and first["keys"].tolist() == [[0, 1], [6, 7]]
 
 
 @pytest.mark.slow

@@ -9,68 +9,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from foreign_cases import (
+    VOCAB,
+    WIDTH,
+    by_index,
+    call,
+    foreign_params,
+    init_cache,
+    masked,
+    of_chains,
+    with_heads,
+    with_states,
+)
 
 from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.bound import Bound
 from specjax.errors import UserError
 from specjax.models import adapter
+from specjax.testing import laws, loop
+from specjax.theory import statistics
 from specjax.types import ModelParams
 
-VOCAB, WIDTH, HEADS, LAYERS, NEW = 13, 16, 2, 2, 20
+NEW = 20
 PROMPTS = [[1, 2, 3, 1, 2], [4], [5, 6, 7, 8, 5, 6, 7, 8, 5]]
-
-
-def foreign_params(seed=0):
-    draw = np.random.default_rng(seed)
-    shapes = {"embed": (VOCAB, WIDTH), "out": (WIDTH, VOCAB)}
-    for layer in range(LAYERS):
-        shapes |= {f"qkv{layer}": (WIDTH, 3 * WIDTH), f"o{layer}": (WIDTH, WIDTH)}
-    return {name: jnp.asarray(draw.normal(size=shape) * 0.6) for name, shape in shapes.items()}
-
-
-def rotated(x, positions):
-    size = x.shape[-1] // 2
-    angle = positions[..., None, None] / 100.0 ** (jnp.arange(size) / size)
-    a, b = x[..., :size], x[..., size:]
-    both = (a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle))
-    return jnp.concatenate(both, -1).astype(x.dtype)
-
-
-def init_cache(batch, slots, rows=False, dtype=None):
-    """One array of all layers, with slots before rows, and one index."""
-    shape = (LAYERS, slots, batch, HEADS, WIDTH // HEADS)
-    index = jnp.zeros((batch,) if rows else (), jnp.int32)
-    return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype), "end": index}
-
-
-def call(params, tokens, positions, cache, mask):
-    """Two layers of attention; the mask decides what is seen, or (None) the index of each row."""
-    x, (batch, size) = params["embed"][tokens], tokens.shape
-    k, v, end = cache["k"], cache["v"], cache["end"]
-    slots = k.shape[1]
-    if mask is None:
-        mask = jnp.arange(slots) <= (end[:, None] + jnp.arange(size))[..., None]
-    for layer in range(LAYERS):
-        parts = jnp.split(x @ params[f"qkv{layer}"], 3, -1)
-        q, key, value = (part.reshape(batch, size, HEADS, -1) for part in parts)
-        q, key = rotated(q, positions), rotated(key, positions)
-        if end.ndim:
-            place = (end[:, None] + jnp.arange(size)).T
-            k = k.at[layer, place, jnp.arange(batch)].set(key.swapaxes(0, 1))
-            v = v.at[layer, place, jnp.arange(batch)].set(value.swapaxes(0, 1))
-        else:
-            put = jax.lax.dynamic_update_slice
-            at = [jnp.asarray(i, jnp.int32) for i in (layer, end, 0, 0, 0)]
-            k = put(k, key.swapaxes(0, 1)[None], at)
-            v = put(v, value.swapaxes(0, 1)[None], at)
-        scores = jnp.where(mask[:, None], jnp.einsum("bthd,sbhd->bhts", q, k[layer]), -1e30)
-        read = jnp.einsum("bhts,sbhd->bthd", jax.nn.softmax(scores), v[layer])
-        x = x + read.reshape(batch, size, -1) @ params[f"o{layer}"]
-    return x @ params["out"], {"k": k, "v": v, "end": end + size}
-
-
-def by_index(params, tokens, positions, cache, mask):
-    return call(params, tokens, positions, cache, None)
 
 
 @jax.jit
@@ -110,15 +71,6 @@ def decoded(lm, drafter, params, prompts=PROMPTS, rule="deterministic"):
     return decode.outputs(state, list(map(len, prompts))), records
 
 
-def masked():
-    return adapter.from_call(call, init_cache, vocab_size=VOCAB)
-
-
-def of_chains():
-    own = Bound(init_cache, rows=True)
-    return adapter.from_call(by_index, own, vocab_size=VOCAB, chains_only=True)
-
-
 @pytest.mark.parametrize("name", ["prompt_lookup", "token_recycling"])
 def test_greedy_text_is_that_of_whole_passes(name):
     """Ragged rows, a chain and a tree; some drafts are accepted."""
@@ -129,17 +81,53 @@ def test_greedy_text_is_that_of_whole_passes(name):
     assert texts == answers() and np.asarray(records.accepted).sum() > 0
 
 
-def test_the_contract_of_a_model():
-    report = testing.check_lm(masked(), foreign_params(), progress=False)
+@pytest.mark.parametrize("make", [masked, of_chains])
+def test_the_contract_of_a_model(make):
+    report = testing.check_lm(make(), foreign_params(), progress=False)
     assert report.passed, report
+    assert ("left out: the model takes chains only" in str(report)) == (make is of_chains)
+
+
+def test_wrong_models_without_a_mask_fail():
+    """The index of the first row for all rows; the block of earlier calls is not read."""
+    lm = of_chains()
+
+    def first_index(params, tokens, cache, layout=None, block=None):
+        same = cache.replace(length=jnp.broadcast_to(cache.length[:1], cache.length.shape))
+        return lm.apply(params, tokens, same, layout, block)
+
+    def forgets(params, tokens, cache, layout=None, block=None):
+        block = block and jax.tree.map(jnp.zeros_like, block)
+        return lm.apply(params, tokens, cache, layout, block)
+
+    for apply, check in (
+        (first_index, "rows of unequal length"),
+        (forgets, "a chain in two parts"),
+    ):
+        report = testing.check_lm(lm._replace(apply=apply), foreign_params(), progress=False)
+        assert check in [each.check for each in report.findings if each.passed is False]
 
 
 def test_a_model_without_a_mask_takes_chains():
     lm, params = of_chains(), ModelParams(foreign_params())
     assert decoded(lm, drafters.make("prompt_lookup", lm), params)[0] == answers()
-    with pytest.raises(UserError, match="cannot verify a tree or grow a draft; take a drafter of"):
+    with pytest.raises(UserError, match="cannot verify or grow a tree; take a drafter of chains"):
         trees = drafters.make("token_recycling", lm)
         decoded(lm, trees, ModelParams(foreign_params(), trees.init_params(None)))
+
+
+@pytest.mark.parametrize("control", ["", "threshold:0.3"])
+def test_a_model_without_a_mask_drafts_chains(control):
+    """It is its own draft model: all that is verified is accepted."""
+    lm, params = of_chains(), foreign_params()
+    drafter = drafters.make("draft_model", lm, model=lm, params=params, gamma=3, control=control)
+    texts, records = decoded(lm, drafter, ModelParams(params, params), rule="chain")
+    drafted, accepted = (np.asarray(x) for x in (records.drafted, records.accepted))
+    assert texts == answers() and (accepted == drafted).all() and accepted.sum() > NEW
+    if not control:
+        trees = drafters.make("draft_tree", masked(), model=lm, params=params)
+        with pytest.raises(UserError, match="cannot verify or grow a tree"):
+            decoded(masked(), trees, ModelParams(params, params), rule="recursive")
 
 
 def test_new_parameters_compile_nothing():
@@ -196,10 +184,53 @@ def test_one_index_for_rows_of_several_lengths():
         decoded(lm, drafters.make("none", lm), ModelParams(foreign_params()))
 
 
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_heads_read_the_states_that_the_call_returns(name):
+    lm, params = with_heads(), foreign_params()
+    drafter = cases.random_heads(name, lm, params, gamma=2)
+    own = ModelParams(params, drafter.init_params(None))
+    assert decoded(lm, drafter, own, rule="chain")[0] == answers()
+
+
 def test_heads_say_what_the_model_lacks():
-    with pytest.raises(UserError) as caught:
-        drafters.make("eagle", masked())
-    assert "\n" not in str(caught.value)
+    without = adapter.from_call(call, init_cache, vocab_size=VOCAB, width=WIDTH)
+    for lm, make, problem in (
+        (masked(), lambda lm: drafters.make("eagle", lm), "it lacks width, embed, unembed"),
+        (without, lambda lm: drafters.make("medusa", lm), "it lacks embed, unembed"),
+        (without, run_none, "width is 16, and call returns no hidden states; return them, or"),
+        (
+            adapter.from_call(with_states, init_cache, vocab_size=VOCAB, width=8),
+            run_none,
+            r"width is 8, and call returns hidden states of 16; give width=16",
+        ),
+    ):
+        with pytest.raises(UserError, match=problem) as caught:
+            make(lm)
+        assert "\n" not in str(caught.value)
+
+
+def run_none(lm):
+    return decoded(lm, drafters.make("none", lm), ModelParams(foreign_params()))
+
+
+@pytest.mark.parametrize("shape", ["tree", "chain"])
+def test_the_law_of_sampled_text(shape):
+    """Counted in the compiled loop; other parameters of the target are detected."""
+    vocab, settings = 3, {"temperature": 0.7}
+    lm = masked(vocab) if shape == "tree" else of_chains(vocab)
+    target, draft = (foreign_params(seed, vocab) for seed in (0, 1))
+    more = {"tree": "2x1"} if shape == "tree" else {"gamma": 2}
+    name, rule = ("draft_tree", "recursive") if shape == "tree" else ("draft_model", "chain")
+    drafter = drafters.make(name, lm, model=lm, params=draft, **more)
+    rules = accept.load(rule)
+    fit = loop.loop_fit(
+        *(lm, drafter, rules, ModelParams(target, draft), [1, 2], 4, 30_000), **settings
+    )
+    assert fit.p_value > 1e-3 and fit.detectable < 0.03, fit
+    wrong = ModelParams(jax.tree.map(lambda x: 0.8 * x, target), draft)
+    counted = loop.counts(lm, drafter, rules, wrong, [1, 2], 4, 30_000, **settings)
+    law = laws.sequence_law(lm, target, [1, 2], 4, **settings)
+    assert statistics.chi_square(counted, law)[2] < 1e-6
 
 
 def rename(tree):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 
 import cases
@@ -15,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from specjax import convert_heads, drafters, testing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
-from specjax.models import hf
+from specjax.models import hf, tensor_files
 from specjax.models import lm as hf_lm
 
 VOCAB, WIDTH, LAYERS = 16, 16, 3
@@ -213,6 +215,31 @@ def test_a_copy_of_the_target_with_modules_inside(target, tmp_path, capsys):
         assert run(*args[:2], into=args[2]) == 2
         error = capsys.readouterr().err
         assert problem in error and error.count("\n") == 1 and not (tmp_path / "new").exists()
+    # Tensors of 8 bits, and a full disk, while a shard is copied or written.
+    eight = shutil.copytree(tmp_path / "target", tmp_path / "eight") / "model.safetensors"
+    data = eight.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    one = header["model.norm.weight"]
+    header["model.norm.weight"] = one | {"dtype": "F8_E4M3", "shape": [4 * WIDTH]}
+    text = json.dumps(header).encode()
+    eight.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    assert run("new", "--layout=qwen3", into="eight") == 2
+    error = capsys.readouterr().err
+    assert "model.norm.weight is stored as F8_E4M3; supported: " in error
+    assert error.count("\n") == 1 and not (tmp_path / "new").exists()
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = sorted(tmp_path.iterdir())
+    for place in (shutil, "copyfile"), (tensor_files, "write"), (convert_heads.files, "write_json"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(*place, full)
+            assert run("new", "--layout=qwen3") == 2
+        error = capsys.readouterr().err
+        assert "No space left on device" in error and error.count("\n") == 1, place
+        assert sorted(tmp_path.iterdir()) == before
     with pytest.raises(UserError, match="eagle heads do not lie inside their target; into is for"):
         convert_heads.convert(tmp_path / "heads", tmp_path / "new", "eagle", into=tmp_path)
 

@@ -43,6 +43,11 @@ def test_rows_have_the_text_of_one_device(mesh, cases):
     run(8, "decode_program.py", mesh, *cases)
 
 
+@pytest.mark.fast
+def test_models_of_other_libraries():
+    run(4, "foreign_program.py")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data:4", "data:2,tensor:2"])
 def test_every_drafter_has_the_text_of_one_device(mesh):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -135,7 +137,7 @@ def _wrong_drafter(propose=None, **fields):
             "init of mine takes (params, context); it is called with (params, context, target_out, "
             "slots)",
         ),
-        (_wrong_drafter(init=()), "init of mine takes nothing; it is called with (params,"),
+        (_wrong_drafter(init=()), "init of mine is (); it must be a function (params,"),
         (
             _wrong_drafter(
                 init=lambda p, c, o, s: c.length, update=lambda p, state, d, v, o: state[:1]
@@ -154,7 +156,23 @@ def _wrong_drafter(propose=None, **fields):
     ],
 )
 def test_a_mistake_of_form_is_one_line(drafter, message):
+    """The first thing that is wrong, and the only finding."""
     target, params = testing.tabular(3), ModelParams(testing.random_table(0, 3))
     report = testing.check_drafter(drafter, target, params, progress=False)
     assert report.failed and len(report.findings) == 1
     assert report.findings[0].detail.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafter": object()}, "drafter is of type object; it must be of type Drafter"),
+        ({"params": {}}, "params is of type dict; it must be of type ModelParams"),
+        ({"rules": ["match"]}, "accept is 'match'; it must be of type Accept: accept.load"),
+    ],
+)
+def test_objects_of_another_type_are_refused(changes, message):
+    drafter, params = _wrong_drafter(), ModelParams(testing.random_table(0, 3))
+    given = {"drafter": drafter, "target": testing.tabular(3), "params": params} | changes
+    with pytest.raises(UserError, match=re.escape(message)):
+        testing.check_drafter(**given, progress=False)

@@ -159,21 +159,35 @@ def test_claims_detect(mutant):
     assert finding.passed is False and "declared" in finding.detail
 
 
-@pytest.mark.slow
-def test_a_length_chosen_from_the_drawn_tokens():
-    """DSpark, appendix A: the law (.7, .3) becomes (.85, .15)."""
+# Name of the mutant -> the probabilities of the target and the draft, and the mutant's law.
+STATED = {
+    # DSpark, appendix A.
+    "length_after_looking": ((0.7, 0.3), (0.5, 0.5), (0.85, 0.15)),
+    # keras-hub's sampler: the argmax, accepted with p / q; a rejection gives the other token.
+    "argmax_with_softmax_probs": ((0.5, 0.5), (0.5945, 0.4055), (0.5 / 0.5945, 1 - 0.5 / 0.5945)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("length_after_looking", marks=pytest.mark.slow),
+        "argmax_with_softmax_probs",
+    ],
+)
+def test_wrong_laws_that_are_stated(name):
+    """With one draft token, (.7, .3) becomes (.85, .15), and (.5, .5) becomes (.841, .159)."""
     target, draft = testing.tabular(2), testing.tabular(2, "draft")
-    constant = [
-        jnp.log(jnp.broadcast_to(jnp.array(p), (3, 2, 2))) for p in ((0.7, 0.3), (0.5, 0.5))
-    ]
+    *probs, wrong = STATED[name]
+    constant = [jnp.log(jnp.broadcast_to(jnp.array(p), (3, 2, 2))) for p in probs]
     drafter = draft_model.make(target, model=draft, gamma=1)
     laws = []
     with jax.enable_x64(True):
         params = ModelParams(*(jnp.asarray(np.asarray(table, np.float64)) for table in constant))
-        for each in (drafter, mutants.named("length_after_looking").change(drafter)):
+        for each in (drafter, mutants.named(name).change(drafter)):
             rule = accept.load("chain")
             laws.append(testing.exact_law(target, each, rule, params, [0, 1], 1, rounds=1))
-    np.testing.assert_allclose(laws, [[0.7, 0.3], [0.85, 0.15]], atol=1e-7)
+    np.testing.assert_allclose(laws, [probs[0], wrong], atol=1e-7)
 
 
 @caught_by(mutants.STATE)

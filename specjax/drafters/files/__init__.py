@@ -28,7 +28,11 @@ class Ends(NamedTuple):
 def ends(name: str, target: LM) -> Ends:
     """Raises UserError for a target without features."""
     if target.embed is None or target.unembed is None or target.width is None:
-        raise UserError(f"{name} reads the features of its target, and {target.name} has none")
+        lacks = [each for each in ("width", "embed", "unembed") if getattr(target, each) is None]
+        raise UserError(
+            f"{name} reads the features of its target, and {target.name} has none: it lacks "
+            f"{', '.join(lacks)}"
+        )
     return Ends(target.width, target.embed, target.unembed)
 
 

@@ -155,7 +155,8 @@ def next_layout(batch: int, size: int, filled: Array) -> Layout:
     visible = (column < filled) | (column == size)
     depth = jnp.where(column == size, filled, column).astype(jnp.int32)
     every = (batch, 1, size + 1)
-    return Layout(jnp.broadcast_to(visible, every), jnp.broadcast_to(depth, every)[:, 0])
+    visible, depth = jnp.broadcast_to(visible, every), jnp.broadcast_to(depth, every)[:, 0]
+    return Layout(visible, depth, chain=True)
 
 
 def at(values: Any, places: Array | np.ndarray) -> Any:
