@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import accept, drafters, testing
+from specjax import accept, drafters, rng, testing
 from specjax.rng import RowKeys, row_keys
 
 pytestmark = pytest.mark.fast
@@ -120,9 +120,55 @@ def test_coupled_drafts_are_accepted_in_the_loop():
             np.asarray(x)[:, sampled].sum() for x in (records.accepted, records.tested)
         )
         share[label] = accepted / tested
-    assert share["chain"] > 1.3 * share["not coupled"]
+    assert share["chain"] > 2 * share["not coupled"]
 
 
 def test_only_its_own_rule_takes_coupled_drafts():
     takes = {name for name in accept.names() if "coupled" in accept.load(name).siblings}
     assert takes == {"coupled"}
+
+
+def _sum_of_streams(self, depth, weights, streams, active=None):
+    noise = self._gumbel(
+        jnp.reshape(depth, (1,)), jnp.arange(streams), weights.shape[-1], jnp.float32
+    )
+    return rng._race(weights, noise.sum(1))
+
+
+def _by_round(self, depth, weights, streams, active=None):
+    later = self.replace(base=rng._fold(self.base, jnp.broadcast_to(self.round, (6,)), 7))
+    return DRAW(later, depth, weights, streams, active)
+
+
+def _one_late(self, depth, weights, streams):
+    return GUESS(self, depth + 1, weights, streams)
+
+
+DRAW, GUESS = RowKeys.draw_coupled, RowKeys.guess_coupled
+MISTAKES = {
+    "the sum of the streams": ("draw_coupled", _sum_of_streams, test_the_law_of_a_draw),
+    "noise of the round": (
+        "draw_coupled",
+        _by_round,
+        lambda: test_the_text_depends_on_no_drafter("chain", 1),
+    ),
+    "a guess one position late": (
+        "guess_coupled",
+        _one_late,
+        test_coupled_drafts_are_accepted_in_the_loop,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_found(mistake, monkeypatch):
+    name, wrong, check = MISTAKES[mistake]
+    monkeypatch.setattr(RowKeys, name, wrong)
+    for cached in (texts, rule_of):
+        cached.cache_clear()
+    jax.clear_caches()
+    with pytest.raises(AssertionError):
+        check()
+    for cached in (texts, rule_of):
+        cached.cache_clear()
+    jax.clear_caches()
