@@ -4,6 +4,8 @@
   beside fixed lengths, the window rule and others.
 - ``exits``: a draft token from the first layer whose best token is that of the layer before
   (Schuster et al. 2022, 2207.07061, call this saturation), beside exits at a fixed layer.
+- ``rules``: the draft model's chains and trees with rules that differ in the noise that they share:
+  speculative sampling, sample-then-match, and coupled drafts, whose text no drafter changes.
 - ``slots``: untrained placeholder tokens after the pending token.
 - ``sizes``: n-grams and draft models of several sizes; --draft=WIDTH=DIR names them. Those of the
   results have one layer and are trained as ``pairs`` trains drafts, on 1,024 prompts that the
@@ -38,6 +40,7 @@ WINDOW = "heuristic:4,up=1,window=10,above=0.8,below=0.5"
 CONTROLLERS = ("fixed:2", "fixed:4", "heuristic:5", WINDOW, "threshold:0.4")
 LONGEST = 8  # draft tokens of a controller
 SLOTS = 3
+BRANCHES = "4x1x1x1"
 
 
 class Costs(NamedTuple):
@@ -231,6 +234,34 @@ def slots(pair: Pair, args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in rows if row["category"] is None]
 
 
+def rules(pair: Pair, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The draft model at temperature 1, as a chain and as several chains, by rule."""
+    keys = pair.models[DRAFT]
+    tree = keys | {"name": "draft_tree", "tree": BRANCHES}
+    forms = {
+        "chain": (keys | {"gamma": parts.GAMMA}, accept.load("chain")),
+        "match": (keys | {"gamma": parts.GAMMA}, accept.load("match")),
+        "coupled": (keys | {"gamma": parts.GAMMA, "siblings": "coupled"}, accept.load("coupled")),
+        "recursive": (tree | {"siblings": "iid"}, accept.load("recursive")),
+        "match on a tree": (tree | {"siblings": "iid"}, accept.load("match")),
+        "coupled on a tree": (
+            tree | {"siblings": "coupled"},
+            accept.load("coupled", streams=int(BRANCHES[0])),
+        ),
+    }
+    methods = {
+        label: (drafters.make(target=pair.target.lm, **own), rule)
+        for label, (own, rule) in forms.items()
+    }
+    rows = parts.bench(pair, methods, args, "rules ", temperatures=(1.0,))
+    names = ("method", "acceptance_rate", "block_efficiency", "speedup")
+    return [
+        {name: row[name] for name in names} | {"lossless": row["lossless"]["passed"]}
+        for row in rows
+        if row["category"] is None
+    ]
+
+
 def others(named: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """The keys of draft models in directories, and their operations."""
     loaded = {name: hf.load(directory) for name, directory in named.items()}
@@ -278,6 +309,7 @@ def study(pair: Pair, known: Mapping[str, Any], args: argparse.Namespace) -> dic
     """All parts for a pair."""
     parts.say(f"{pair.name}: controllers")
     result = controllers(pair, known, args) | {"exits": exits(pair), "slots": slots(pair, args)}
+    result["rules"] = rules(pair, args)
     return result | ({"sizes": sizes(pair, args)} if args.drafts else {})
 
 

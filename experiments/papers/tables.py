@@ -103,6 +103,12 @@ SIZES = (
     Column("best gamma", "best_gamma"),
     Column("theorem 3.8 there", "best_improvement", ".2f", "x"),
 )
+RULES = (
+    Column("rule", "method"),
+    Column("acceptance rate", "acceptance_rate", ".3f"),
+    Column("tau", "block_efficiency", ".2f"),
+    Column("speed-up", "speedup", ".2f", "x"),
+)
 CHECKPOINTS = (
     HEAD[0],
     Column("step", lambda row: f"{row['steps']} of {row['of']}"),
@@ -136,6 +142,9 @@ def further(name: str, pair: dict, results: dict) -> str:
         "The target's layers as a draft": of_rows(pair["exits"], EXITS),
         "Placeholder tokens without training": of_rows(pair["slots"], SLOTS),
     }
+    if "rules" in pair:
+        title = "Draft model at temperature 1: chains of 4, and trees of 4 chains"
+        parts[title] = of_rows(pair["rules"], RULES)
     if "sizes" in pair:
         rows = sorted(pair["sizes"], key=lambda row: row["temperature"])
         parts["Drafts by size, gamma 4"] = of_rows(rows, SIZES)
