@@ -430,6 +430,16 @@ def test_goodput_is_what_its_page_says(rows):
             np.testing.assert_allclose(getattr(state, name), expected, atol=2e-3, err_msg=name)
         assert (int(state.idle[0]), int(state.failed[0])) == (right.idle, right.failed)
     assert len({each[0] for each in seen}) >= 3 and any(each[1] for each in seen), seen
+    # A pause lasts until the next trial, unless the batch or its live rows are others now.
+    pause, every = jax.jit(own.pause.rounds), jnp.ones((3,), bool)
+    ones = jnp.ones((3,), jnp.int32)
+    state = state.replace(live=every, bank=ones * 1.0, idle=ones * 2, due=ones * 9, rows=ones * 3)
+    assert pause(state, every).tolist() == [7] * 3
+    assert pause(state.replace(rows=ones * 2), every).tolist() == [1] * 3
+    assert pause(state, jnp.asarray([True, False, True])).tolist() == [1] * 3
+    # A trial keeps its length, whatever was found.
+    trial = state.replace(tries=every, length=ones)
+    assert jax.jit(own.within)(trial, jnp.asarray([4, 4, 4])).tolist() == [1] * 3
 
 
 @pytest.mark.fast
