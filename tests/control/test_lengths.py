@@ -354,12 +354,24 @@ class Goodput:
         else:
             value = -(np.maximum(self.left, 1)[:, None] / rate)[live].max(0)
         best, trial = int(np.argmax(value)), 1 + int(np.argmax(value[1:]))
+        spent = np.maximum(self.left, 1) / rate[:, best]
+        self.pace, self.early = rate[:, best], 1 - spent / spent[live].max()
         trials = self.failed + 1
         saves = keys.explore - trials * self.mean("missed")
         due = np.inf if saves <= 0 else max(1, np.ceil(trials * (spends[trial] - 1) / saves - 1e-6))
         allowed = self.least() >= -1e-4
         self.tries = bool(allowed and not best and self.idle >= due)
         self.length = self.lengths[trial] if self.tries else self.lengths[best] * allowed
+
+    def within(self, reach):
+        if self.tries:
+            return self.length
+        rates = np.where(np.arange(self.lengths[-1]) < reach[:, None], self.rates(), 0)
+        more = np.pad(rates.cumprod(1).cumsum(1), ((0, 0), (1, 0)))[:, self.lengths]
+        counts = self.live * (np.exp(-10 * self.early) if self.keys.rows == "closed" else 1)
+        times = np.array([self.mean("empty"), *self.mean("times")[1:]])
+        gains = (counts[:, None] * (1 + more)).sum(0) - (counts * self.pace).sum() * times
+        return self.lengths[np.argmax(gains)]
 
     def least(self):
         banks = (self.bank + (self.keys.slack - self.mean("missed")) * self.idle)[self.live]
@@ -394,7 +406,7 @@ class Goodput:
 @pytest.mark.fast
 @pytest.mark.parametrize("rows", ["closed", "open"])
 def test_goodput_is_what_its_page_says(rows):
-    """120 rounds of three rows, one greedy, that end one after another."""
+    """120 rounds of three rows, one greedy, that end one after another, and of one that is done."""
     lengths, most = (0, 1, 3, 4), 4
     pair = (
         costs.RoundCosts((1.0, 1.2, 1.5, 1.9), (0.8, 0.7, 0.6, 0.5), empty=1.1, finds=0.8),
@@ -404,13 +416,14 @@ def test_goodput_is_what_its_page_says(rows):
     )
     keys = goodput.Keys(weight=3.0, memory=0.9, explore=0.2, slack=0.3, rows=rows)
     own = goodput.of_costs(costs.Costs(lengths, *pair), keys)
-    tokens, limit = jnp.zeros((3, 3), jnp.int32), np.array([150, 260, 90])
-    begun = Context(tokens, jnp.full((3,), 3), make_sampling(3, [0.0, 1.0, 1.0]))
-    begun = begun.replace(limit=jnp.asarray(limit + 3), done=jnp.asarray([False, False, False]))
+    tokens, limit = jnp.zeros((4, 3), jnp.int32), np.array([150, 260, 90, 300])
+    begun = Context(tokens, jnp.full((4,), 3), make_sampling(4, [0.0, 1.0, 1.0, 0.0]))
+    begun = begun.replace(limit=jnp.asarray(limit + 3), done=jnp.arange(4) == 3)
     state, step = jax.jit(lambda: own.init(begun))(), jax.jit(lambda *given: played(own, *given))
-    right = Goodput([0, 1, 1], lengths, pair, keys, limit, [False] * 3)
+    within = jax.jit(own.within)
+    right = Goodput([0, 1, 1, 0], lengths, pair, keys, limit, np.arange(4) == 3)
     draw, seen = np.random.default_rng(3), []
-    left, good = limit.copy(), np.array([0.9, 0.5, 0.1])
+    left, good = limit * (np.arange(4) < 3), np.array([0.9, 0.5, 0.1, 0.0])
     for number in range(120):
         live = left > 0
         length = int(state.length[0])
@@ -419,8 +432,11 @@ def test_goodput_is_what_its_page_says(rows):
         seen.append((length, bool(state.tries[0]), right.failed))
         # The text changes: what was accepted is rejected, and the reverse.
         chance = good if number // 30 % 2 == 0 else good[::-1] * 0.3
-        drafted = np.where(live & (draw.random(3) < 0.7), length, 0)
-        accepted = (draw.random((3, most)) < chance[:, None]).cumprod(1).sum(1)
+        if live.any():
+            reach = draw.integers(0, 5, 4)
+            assert int(within(state, reach)[0]) == right.within(reach)
+        drafted = np.where(live & (draw.random(4) < 0.7), length, 0)
+        accepted = (draw.random((4, most)) < chance[:, None]).cumprod(1).sum(1)
         accepted = np.minimum(accepted, drafted)
         state = step(state, drafted, accepted, live)
         right.update(drafted, accepted, live)
@@ -428,8 +444,20 @@ def test_goodput_is_what_its_page_says(rows):
         for name in ("passed", "tested", "found", "left", "bank"):
             expected = getattr(right, name)
             np.testing.assert_allclose(getattr(state, name), expected, atol=2e-3, err_msg=name)
+        if live.any():
+            np.testing.assert_allclose(state.rates, right.rates(), atol=1e-4)
         assert (int(state.idle[0]), int(state.failed[0])) == (right.idle, right.failed)
     assert len({each[0] for each in seen}) >= 3 and any(each[1] for each in seen), seen
+    # A pause lasts until the next trial, unless the batch or its live rows are others now.
+    pause, every = jax.jit(own.pause.rounds), jnp.ones((4,), bool)
+    ones = jnp.ones((4,), jnp.int32)
+    state = state.replace(live=every, bank=ones * 1.0, idle=ones * 2, due=ones * 9, rows=ones * 4)
+    assert pause(state, every).tolist() == [7] * 4
+    assert pause(state.replace(rows=ones * 2), every).tolist() == [1] * 4
+    assert pause(state, jnp.asarray([True, False, True, True])).tolist() == [1] * 4
+    # A trial keeps its length, whatever was found.
+    trial = state.replace(tries=every, length=ones)
+    assert within(trial, np.full(4, 4)).tolist() == [1] * 4
 
 
 @pytest.mark.fast

@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from specjax import decode, drafters, rng, sharding
+from specjax.cache import KVCache
 from specjax.errors import UserError
-from specjax.sharding import processes
+from specjax.sharding import processes, rules, states
 from specjax.testing.models import tabular, tiny
 from specjax.types import ModelParams
 
@@ -71,6 +72,7 @@ def test_a_decoder_is_divided_by_columns_then_rows(family):
         assert found[f"{layer}{name}/kernel"] == P("tensor", None)
     assert found["embed/embedding"] == P("tensor", None)
     if family == "gpt2":  # biases that are added after the sum over devices stay whole
+        assert {found[f"{layer}attention/{part}/bias"] for part in "qkv"} == {P("tensor")}
         assert found[f"{layer}mlp/up/bias"] == P("tensor")
         assert found[f"{layer}mlp/down/bias"] == found[f"{layer}attention/o/bias"] == P(None)
 
@@ -97,6 +99,42 @@ def test_fsdp_divides_another_dimension():
     assert found["layers/0/mlp/down/kernel"] == P("tensor", "fsdp")
     assert found["norm/scale"] == P("fsdp")
     assert specs({"odd": np.zeros((3, 5))}, fsdp=4)["odd"] == P(None, None)
+    # The largest one; and none where there is one part.
+    assert specs({"wide": np.zeros((4, 8))}, fsdp=4)["wide"] == P(None, "fsdp")
+    assert specs({"wide": np.zeros((4, 8))}, fsdp=1)["wide"] == P(None, None)
+
+
+def test_parameters_of_heads_by_their_names():
+    head = {"kernel": np.zeros((4, 8)), "bias": np.zeros(8)}
+    found = specs({"emb": np.zeros((8, 4)), "head": {"0": head}}, tensor=2)
+    assert found["emb"] == P("tensor", None) and found["head/0/kernel"] == P(None, "tensor")
+    assert found["head/0/bias"] == P("tensor")
+    # A name of a matrix, and no matrix.
+    assert specs({"head": np.zeros(8)}, tensor=2)["head"] == P(None)
+
+
+def test_parameters_of_another_mesh_are_refused():
+    model, params = tabular(4), np.zeros((5, 4, 4), np.float32)
+    placed = sharding.place(jax.make_mesh((1,), ("data",)), model, ModelParams(params))
+    with pytest.raises(UserError, match="on the devices of another mesh; place them"):
+        rules.check_placed(jax.make_mesh((1,), ("tensor",)), placed)
+
+
+def test_the_axes_of_rows_and_heads():
+    """An array with the rows twice has none to divide; caches need every layer's heads."""
+    drafter = drafters.make("none", tabular(4))
+    arrays = (jax.ShapeDtypeStruct((1, 3), np.float32),)
+    axes, _ = states.row_axes(drafter, lambda _, x: {"a": x.T, "b": x}, None, arrays, "")
+    assert axes == (1, 0)
+    for make in (lambda _, x: {"a": x @ x.T}, lambda _, x: {"a": x[0]}):
+        with pytest.raises(UserError, match="none keeps a of shape .* which belongs to no row"):
+            states.row_axes(drafter, make, None, arrays, "")
+    for heads, divided in (((2, 2), True), ((2, 3), False), ((3, 2), False)):
+        parts = tuple(np.zeros((1, count, 5, 4)) for count in heads)
+        cache = KVCache(parts, parts, np.zeros(1, np.int32))
+        spec = cache.replace(k=(P("data"),) * 2, v=(P("data"),) * 2, length=P("data"))
+        found = states._divide_caches(spec, cache, 2)
+        assert {*found.k, *found.v} == {P("data", "tensor") if divided else P("data")}
 
 
 def test_a_vocabulary_that_cannot_be_divided_stays_whole():
