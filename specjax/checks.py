@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -13,22 +14,32 @@ import numpy.typing as npt
 from specjax.errors import UserError
 
 LARGEST_COUNT = 2**53  # beyond it float64 does not represent every whole number
+LARGEST = 2**63  # whole numbers of arrays and of files are below it
 
 
 def whole(name: str, value: Any, least: int | None) -> int:
     """``value`` (a Python or NumPy integer) as an int.
 
     Raises:
-        UserError: it is not a whole number >= ``least`` (None: of any size).
+        UserError: it is not a whole number >= ``least``, or it has more than 64 bits.
     """
     try:
         result = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         result = None
+    bound = "" if least is None else f" >= {least}"
     if result is None or (least is not None and result < least):
-        bound = "" if least is None else f" >= {least}"
-        raise UserError(f"{name} is {value!r}; it must be a whole number{bound}")
+        raise UserError(f"{name} is {_brief(value)}; it must be a whole number{bound}")
+    if abs(result) >= LARGEST:
+        raise UserError(f"{name} is {_brief(value)}; it must be a whole number{bound}, below 2^63")
     return result
+
+
+def _brief(value: Any) -> str:
+    """A value in a message; Python does not spell numbers of more than 4,300 digits."""
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
+    return repr(value)
 
 
 def counts(**values: int) -> None:
@@ -55,7 +66,7 @@ def number(name: str, value: Any, right: str, ok: Callable[[float], bool]) -> No
     if good:
         good = bool(abs(value) <= sys.float_info.max) and ok(value)  # pyright: ignore[reportArgumentType]
     if not good:
-        raise UserError(f"{name} is {value!r}; it must be a number {right}")
+        raise UserError(f"{name} is {_brief(value)}; it must be a number {right}")
 
 
 def shown(value: Any) -> str:
@@ -159,8 +170,8 @@ def per_row(
     """
     try:
         array = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        raise UserError(f"{name} is {value!r}; it must be {right}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{name} is {_brief(value)}; it must be {right}") from None
     if array.shape not in ((), (batch,)):
         raise UserError(
             f"{name} has shape {array.shape}; give one number, or one for each of the {batch} rows"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specjax import logit_maps, tree
 from specjax import sampling as sampling_lib
+from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.sampling import Sampling
 from specjax.types import Accept, DecodeState, Draft, Verdict
@@ -44,6 +45,14 @@ def target_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
 def verdict_of(
     accept: Accept, keys: RowKeys, draft: Draft, logits: jax.Array, state: DecodeState
 ) -> Verdict:
+    if state.sampling.lenience is not None:
+        if accept.of_rows is None:
+            raise UserError(
+                f"the rule {accept.name} takes no lenience; the rule with one is lenient, "
+                "or leave lenience out of make_sampling"
+            )
+        accept = accept.of_rows(state.sampling.lenience)
+
     def sampled() -> Verdict:
         verdict = accept.sampled(keys, draft, target_probs(logits, state.sampling))
         # At temperature 0 the probabilities are one-hot: an L1 rule then gives the greedy verdict.

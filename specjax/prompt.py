@@ -349,7 +349,8 @@ def _prefill(
     newest = jnp.maximum(lengths - 2, 0)[:, None, None]
     taps = tuple(_last_tap(tap, newest) for tap in out.taps)
     done = lengths >= limit
-    context = Context(tokens[:, :width], lengths, sampling, cache, taps, done, limit)
+    how = sampling_lib.for_draft(sampling)
+    context = Context(tokens[:, :width], lengths, how, cache, taps, done, limit)
     return DecodeState(
         tokens=tokens,
         length=lengths,

@@ -32,6 +32,7 @@ class Sampling(struct.PyTreeNode):
     top_p: jax.Array  # f32[B], 1 = off
     min_p: jax.Array  # f32[B], 0 = off
     maps: LogitMaps | None = None  # penalties, biases and bans; None: no operation
+    lenience: jax.Array | None = None  # f32[B], a rule's value for each row; None: the rule's own
 
     @property
     def greedy(self) -> jax.Array:
@@ -45,6 +46,7 @@ def make_sampling(
     top_k: Scalar = 0,
     top_p: Scalar = 1.0,
     min_p: Scalar = 0.0,
+    lenience: Scalar | None = None,
     **maps: Any,
 ) -> Sampling:
     """Settings for ``batch`` rows, from scalars or one value per row.
@@ -52,6 +54,8 @@ def make_sampling(
     Args:
         batch: the number of rows.
         temperature, top_k, top_p, min_p: see ``Sampling``.
+        lenience: in (0, 1], for a rule that takes a value for each row (``accept.lenient``, where a
+            row with 1 keeps the target's law); None: the rule's own.
         maps: the maps of logits, in the order in which they are applied, before the temperature.
             ``min_new_tokens`` (0): so many new tokens come before one of ``end_ids``, ids that end
             a text (those of ``generate``, and others). ``logit_bias``: token id -> number that is
@@ -68,6 +72,8 @@ def make_sampling(
         UserError: a value out of range, or maps that let no token stay.
     """
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if lenience is not None:
+        given["lenience"] = lenience
     rows = {name: per_row(name, value, batch, *_ALLOWED[name]) for name, value in given.items()}
     arrays = {
         name: jnp.asarray(row, jnp.int32 if name == "top_k" else jnp.float32)
@@ -81,6 +87,7 @@ _ALLOWED = {
     "top_k": logit_maps.COUNT,
     "top_p": ("in (0, 1] (1 = off)", lambda x: (x > 0) & (x <= 1)),
     "min_p": ("in [0, 1] (0 = off)", lambda x: (x >= 0) & (x <= 1)),
+    "lenience": ("in (0, 1] (1 = exact)", lambda x: (x > 0) & (x <= 1)),
 }
 
 
@@ -90,6 +97,11 @@ def after_prompt(sampling: Sampling, lengths: jax.Array) -> Sampling:
         return sampling
     # A copy: states are donated, and the lengths may be a field of the same state.
     return sampling.replace(maps=sampling.maps.replace(prompt=jnp.copy(lengths)))
+
+
+def for_draft(sampling: Sampling) -> Sampling:
+    """The settings that a drafter reads: without those of the rule."""
+    return sampling.replace(lenience=None)
 
 
 def argmax(logits: jax.Array) -> jax.Array:

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import outcome, tree
+from specjax import sampling as sampling_lib
 from specjax.accept import check_pair
 from specjax.outcome import EosId
 from specjax.rng import RowKeys
@@ -93,7 +94,8 @@ def keys_of(drafter: Drafter, state: DecodeState) -> RowKeys:
 def context_of(state: DecodeState) -> Context:
     """What a drafter may read."""
     fields = ("tokens", "length", "sampling", "cache", "taps", "done", "limit")
-    return Context(**{name: getattr(state, name) for name in fields})
+    context = Context(**{name: getattr(state, name) for name in fields})
+    return context.replace(sampling=sampling_lib.for_draft(state.sampling))
 
 
 def propose(

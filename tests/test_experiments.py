@@ -38,6 +38,7 @@ from experiments.real_model import run as real_model_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
+from experiments.trained_drafters import chat_head as chat_head_study
 from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
@@ -132,6 +133,7 @@ WRITERS = {
         "chat": "real_model.run",
         "chat_hydra": "real_model.run",
         "chat_draft": "real_model.run",
+        "chat_head": "trained_drafters.chat_head",
         "cost": "draft_lengths.cost",
     }.get(path.stem, f"{path.parent.name}.run")
     for path in EXPERIMENTS.glob("*/*.json")
@@ -236,8 +238,8 @@ def test_t5(tmp_path):
     t5_study.main([*common, *own, "--train-only", f"--out={out}"])
     assert not out.exists()
     t5_study.main([*common, "--measure-only", f"--out={out}"])
-    result = json.loads(out.read_text())
-    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 3 + 2) * 6
+    result = json.loads(out.read_text())["answers in dialogues"]
+    assert len(result["rows"]) == (len(t5_study.DRAFTS) + 1 + 2 + 3 + 2) * 6
     lossy = {*t5_study.spec_drafter.LOSSY, t5_study.bpd.LOSSY}
     assert all(row["tau"] >= 1 for row in result["rows"])
     # The sampled rows have too few tokens to tell.
@@ -486,6 +488,37 @@ def test_real_model_with_controllers(target, tmp_path, monkeypatch):
     assert "\n" not in str(stopped.value) and "remove the file" in str(stopped.value)
     with pytest.raises(SystemExit, match="is no method"):
         real_model_study.main([*argv, f"--workdir={folder}/x", "--methods=none gamma=2 x"])
+
+
+@pytest.mark.slow
+def test_chat_head(target, tmp_path):
+    """Two parts of data, then a third one; the second head starts from the first."""
+    folder, out = chat_model(target, tmp_path), tmp_path / "results.json"
+    questions = [
+        {"question_id": n, "category": "qa", "turns": [f"w{n % 9} w{n % 7} w{n % 5}"]}
+        for n in range(120)
+    ]
+    (folder / "q.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    argv = [f"--target={folder}/chat", f"--questions={folder}/q.jsonl", f"--bench={folder}/q.jsonl"]
+    argv += f"--workdir={tmp_path}/run --out={out} --part=40 --batch=8 --new=8".split()
+    argv += ["--prompt-tokens=24", "--length=48", "--rows=2", "--places=16", "--draft-vocab=12"]
+    argv += [
+        "--epochs=1",
+        "--evaluations=2",
+        "--examined=2",
+        "--prompts=2",
+        "--bench-tokens=6",
+        "--repeats=1",
+    ]
+    chat_head_study.main([*argv, "--parts=2", "--name=first"])
+    chat_head_study.main([*argv, "--parts=3", "--name=second", f"--init={tmp_path}/run/head2"])
+    found = json.loads(out.read_text())
+    assert [len(found[name]["parts"]) for name in ("first", "second")] == [2, 3]
+    for each in found.values():
+        assert each["curve"][-1]["decoded_tau_t0"] >= 1
+        assert {row["method"] for row in each["bench"]} == {"chain", "drawn chain", "tree"}
+        assert all(row["lossless"]["passed"] for row in each["bench"] if not row["temperature"])
+    assert "second" in chat_head_study.tables(found)
 
 
 @pytest.mark.slow

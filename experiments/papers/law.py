@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax import accept, sampling
 from specjax.bench import lossless
 from specjax.models import lm
 from specjax.types import LM, Drafter, ModelParams
@@ -35,12 +36,10 @@ def emitted(target: np.ndarray, draft: np.ndarray, lenience: float) -> np.ndarra
     probability min(draft, target / lenience). Otherwise it is drawn from the residual, which is
     max(target - lenience * draft, 0), normalised. Leviathan et al. 2023, appendix A.5.
     """
-    accepted = np.minimum(draft, target / lenience)
-    left = np.maximum(target - lenience * draft, 0)
-    total = left.sum(-1, keepdims=True)
-    # As ``verdict.leftover``: the target's probabilities where the residual is 0 everywhere.
-    residual = np.divide(left, total, out=np.array(target), where=total > 0)
-    return accepted + np.maximum(1 - accepted.sum(-1, keepdims=True), 0) * residual
+    rule = accept.load("lenient", lenience=lenience)
+    assert rule.law is not None
+    with jax.enable_x64(True):
+        return np.asarray(rule.law(*map(jnp.asarray, (target, draft, 1))))
 
 
 def distances(target: np.ndarray, law: np.ndarray) -> dict[str, np.ndarray]:

@@ -15,9 +15,12 @@ A Spec-Drafter (SpecDec, 2203.16487; configs/spec_drafter.py) is beside them, wi
 and with the paper's two settings of Spec-Verification (top 3 and gap 1, top 5 and gap 3). These
 change the text: ``differences`` has how many texts and tokens are not those of greedy decoding.
 Blockwise parallel decoding (1811.03115; configs/bpd.py) has its joint layer; exact, and with top 3.
+Unigrams and bigrams (2211.17192, section 3.6) are counted in what the target wrote; they cost
+nothing per token.
 
 Finished parts in the workdir are not repeated. --measure-only trains nothing and measures again.
-Without --dialogues the pairs are docstrings. Writes ``results.json`` beside this file.
+Without --dialogues the pairs are docstrings. Writes this task's part of ``results.json`` beside
+this file.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from experiments.trained_drafters.measuring import bench_config
 from experiments.trained_drafters.training import CONFIGS, run_config
 from specjax import sampling, theory
 from specjax.bench.timing import commit_none
-from specjax.data import corpora, pairs
+from specjax.data import corpora, generated_text, ngram_tables, pairs
 from specjax.files import write_json
 from specjax.models import hf
 from specjax.types import LM
@@ -55,6 +58,7 @@ DRAFTS = {
 }
 # What is trained on the target, on what it wrote.
 HEADS = (spec_drafter, bpd)
+NGRAMS = {"unigram": 1, "bigram": 2}  # label -> order
 GAMMAS, TEMPERATURES = (3, 5, 7), (0.0, 1.0)
 TIMES = frozenset(
     {
@@ -146,6 +150,19 @@ def train_draft(label: str, args: argparse.Namespace, target: Path, generated: P
     run_config(CONFIGS / "t5_distill.py", folder_of(label, args), keys)
 
 
+def count_ngrams(target: Path, generated: Path, folder: Path) -> None:
+    """Counts n-grams in the outputs that the target wrote for its training sources."""
+    loaded = hf.load(str(target))
+    assert loaded.text_tokenizer is not None
+    documents = generated_text.load(
+        generated, hf.fingerprint(loaded.text_tokenizer), "train", labels="output"
+    )
+    outputs = [each.ids[each.labelled].tolist() for each in documents]
+    counts = ngram_tables.count(outputs, loaded.lm.vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    ngram_tables.save(folder, counts, vocabulary=loaded.lm.vocabulary, sources=[generated.name])
+
+
 def prompt_file(args: argparse.Namespace, target: hf.Loaded) -> Path:
     """A file with sources of the test split."""
     if args.dialogues:
@@ -175,6 +192,9 @@ def bench(args: argparse.Namespace, target: Path, drafts: dict[str, Path]) -> li
     for heads in HEADS:
         methods |= heads.methods(folder_of(heads.NAME, args))
     methods["prompt lookup"] = {"name": "prompt_lookup", "accept": "chain"}
+    tables = {"name": "ngram_lm", "tables": str(args.workdir / "ngrams"), "mode": "sample"}
+    for label, order in NGRAMS.items():
+        methods[label] = {**tables, "order": order, "accept": "chain"}
     for gamma in GAMMAS:
         config = args.workdir / "configs" / f"gamma{gamma}.py"
         config.parent.mkdir(exist_ok=True)
@@ -240,11 +260,12 @@ def beside_theory(row: dict[str, Any], ms: dict[str, float]) -> dict[str, Any]:
     gamma, alpha = row["gamma"], row["acceptance_rate"] or 0.0
     # A lookup has no draft in some rounds, and a Spec-Drafter no cost per token: the formulas do
     # not apply.
-    drafts = row["method"] in DRAFTS
-    c = ms[row["method"]] / ms["1"] if drafts else None
+    name = row["method"]
+    drafts = name in DRAFTS or name in NGRAMS
+    c = ms[name] / ms["1"] if name in DRAFTS else 0.0 if drafts else None
     verify = {1: 1.0} | {g + 1: ms[str(g + 1)] / ms["1"] for g in GAMMAS}
     return {
-        "method": row["method"],
+        "method": name,
         "temperature": row["temperature"],
         "gamma": gamma,
         "alpha": row["acceptance_rate"],
@@ -326,6 +347,7 @@ def main(argv: list[str]) -> None:
         keys = train_keys(args, args.draft_steps)
         for heads in HEADS:
             heads.train(args, keys, target, generated, folder_of(heads.NAME, args))
+        count_ngrams(target, generated, args.workdir / "ngrams")
     trained = trained_by(args, argv)
     if args.train_only:
         return
@@ -348,7 +370,8 @@ def main(argv: list[str]) -> None:
         "differences": [row for each in far for row in each],
     }
     jax.clear_caches()
-    write_json(args.out, checked(result, stopwatch, TIMES))
+    known = json.loads(args.out.read_text()) if args.out.exists() else {}
+    write_json(args.out, known | {result["pairs"]: checked(result, stopwatch, TIMES)})
     for row in result["rows"]:
         what = f"{row['method']:32} T={row['temperature']:g} gamma {row['gamma']}"
         tokens = f"tau {row['tau']:.2f} ({row['expected_tokens'] or 0:.2f})"

@@ -21,6 +21,12 @@ COLUMNS = (
 
 
 def tables(results: dict) -> str:
+    """A part for each task."""
+    parts = (f"{name.capitalize()}:\n\n{_task(found)}" for name, found in results.items())
+    return "\n\n".join(parts)
+
+
+def _task(results: dict) -> str:
     """What was trained, then each method at each gamma, beside what theory expects."""
     trained = [
         (
@@ -35,9 +41,7 @@ def tables(results: dict) -> str:
     models = table(("model", "parameters", "steps", "held-out loss", "held-out alpha"), trained)
     what = f"- Pairs: {results['pairs']}\n- Training: `{results['trained_by']}`"
     text = f"{source(results)}\n{what}\n\n{models}\n\n{of_rows(results['rows'], COLUMNS)}"
-    # Results from before Spec-Drafters have no such rows.
-    if far := results.get("differences"):
-        rows = [(r["method"], r["gamma"], f"{r['texts']:.0%}", f"{r['tokens']:.0%}") for r in far]
-        names = ("method, T=0", "gamma", "texts that differ from greedy ones", "tokens")
-        text += f"\n\n{table(names, rows)}"
-    return text
+    far = results["differences"]
+    rows = [(r["method"], r["gamma"], f"{r['texts']:.0%}", f"{r['tokens']:.0%}") for r in far]
+    names = ("method, T=0", "gamma", "texts that differ from greedy ones", "tokens")
+    return f"{text}\n\n{table(names, rows)}"

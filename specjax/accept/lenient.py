@@ -3,13 +3,17 @@
 Leviathan et al. 2023 (2211.17192), appendix A.5. A token is accepted with probability
 min(1, target / (lenience * upper * draft)). No token is emitted with more than
 1 / (lenience * upper) times its target probability. There is no lower bound: diversity is lost.
+``make_sampling(..., lenience=)`` gives each row its own value, in one program; a row with 1 has the
+target's law.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
+import jax.numpy as jnp
 
 from specjax import declare, sampling
 from specjax.accept import verdict
@@ -48,24 +52,43 @@ def make(own: Keys) -> Accept:
     Raises:
         UserError: a value out of range.
     """
+    return _rule(own.lenience, own.upper)
+
+
+def _rule(lenience: float | jax.Array, upper: float) -> Accept:
+    """The rule with one lenience for all rows, or one for each: f32[B]."""
+    by_row = isinstance(lenience, jax.Array)
+    scale = lenience[:, None] if by_row else lenience
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
         exists = verdict.chain_nodes(draft)
         target_mass, draft_mass = masses(draft, target_probs)
         coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-        kept = coins.flip(target_mass, own.lenience * own.upper * draft_mass)
+        kept = coins.flip(target_mass, scale * upper * draft_mass)
         accepted = verdict.first_failure(kept & exists)
-        weights = leftover(accepted, draft, target_probs, own.lenience)
+        weights = leftover(accepted, draft, target_probs, scale)
         return verdict.prefix(draft, accepted, keys.draw(RESIDUAL, weights))
 
     def greedy(draft: Draft, logits: jax.Array) -> Verdict:
         verdict.chain_nodes(draft)
         logit = verdict.of_tokens(draft, logits[:, :-1])
-        passed = logit >= logits[:, :-1].max(-1) + math.log(own.lenience * own.upper)
+        share = scale * upper
+        log = jnp.log(share) if by_row else math.log(share)
+        passed = logit >= logits[:, :-1].max(-1) + log
         # Without lenience only the argmax is accepted, no token that ties with it.
-        if own.lenience * own.upper == 1:
-            passed &= draft.tokens == sampling.argmax(logits[:, :-1])
+        if by_row or share == 1:
+            passed &= (share != 1) | (draft.tokens == sampling.argmax(logits[:, :-1]))
         path, end = verdict.deepest(draft, passed)
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
-    return Accept(sampled, greedy, "lenient", "L3")
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        taken = lenience * upper * draft_probs
+        kept = jnp.minimum(1, target_probs / jnp.where(taken > 0, taken, 1))
+        left = jnp.maximum(target_probs - lenience * draft_probs, 0)
+        left = jnp.where(left.sum(-1, keepdims=True) > 0, left, target_probs)
+        return verdict.law_of_test(draft_probs, kept, left)
+
+    of_rows = functools.partial(_rule, upper=upper)
+    # The rows of a law are places of texts: they have no value of their own.
+    known = None if by_row else law
+    return Accept(sampled, greedy, "lenient", "L3", of_rows=of_rows, law=known)

@@ -64,4 +64,10 @@ def make(own: Keys) -> Accept:
         path, end = kept_path(draft, jax.nn.log_softmax(logits, -1), own.threshold)
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
-    return Accept(sampled, greedy, "rollback", "L3", SIBLINGS)
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        tokens = jnp.arange(target_probs.shape[-1])
+        kept = -jnp.log(target_probs) <= own.threshold
+        kept |= tokens == sampling.argmax(target_probs)[..., None]
+        return verdict.law_of_test(draft_probs, kept & (target_probs > 0), target_probs)
+
+    return Accept(sampled, greedy, "rollback", "L3", SIBLINGS, law=law)

@@ -88,6 +88,19 @@ def accepted_path(draft: Draft, scores: jax.Array, bounds: Keys) -> tuple[jax.Ar
     return verdict.deepest(draft, passed, score)
 
 
+def tolerated(target_probs: jax.Array, depth: jax.Array, bounds: Keys) -> jax.Array:
+    """bool[...,V]: every token that is within the bounds at a place, at ``depth`` i32[...]."""
+    scores, ids = jnp.log(target_probs), jnp.arange(target_probs.shape[-1])
+    rank = jnp.argsort(jnp.argsort(-scores, axis=-1, stable=True), axis=-1)
+    gap = math.inf if bounds.gap is None else bounds.gap
+    passed = (rank < bounds.top) & (scores.max(-1, keepdims=True) - scores <= gap)
+    if bounds.distance:
+        best = sampling.argmax(scores)[..., None]
+        passed |= jnp.abs(ids - best) <= bounds.distance
+    passed |= (depth <= bounds.least)[..., None]
+    return passed & (target_probs > 0)
+
+
 @declare.method(Keys)
 def make(own: Keys) -> Accept:
     """Tolerant acceptance, in any topology. The defaults are greedy matching.
@@ -104,4 +117,8 @@ def make(own: Keys) -> Accept:
         path, end = accepted_path(draft, logits, own)
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
-    return Accept(sampled, greedy, "tolerance", "L3", SIBLINGS)
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        passed = tolerated(target_probs, depth, own)
+        return verdict.law_of_test(draft_probs, passed, target_probs)
+
+    return Accept(sampled, greedy, "tolerance", "L3", SIBLINGS, law=law)

@@ -74,4 +74,8 @@ def make(own: Keys) -> Accept:
         path, end = verdict.deepest(draft, passed, score)
         return verdict.along(draft, path, keys.draw(RESIDUAL, verdict.at(target_probs, end)))
 
-    return Accept(sampled, verdict.greedy, "typical", "L3", SIBLINGS)
+    def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
+        passed = target_probs > threshold(target_probs, limit, own.delta)[..., None]
+        return verdict.law_of_test(draft_probs, passed, target_probs)
+
+    return Accept(sampled, verdict.greedy, "typical", "L3", SIBLINGS, law=law)

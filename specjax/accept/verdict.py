@@ -163,6 +163,20 @@ def leftover(
     return jnp.where(residual.sum(-1, keepdims=True) > 0, residual, probs)
 
 
+def law_of_test(draft_probs: jax.Array, accepted: jax.Array, residual: jax.Array) -> jax.Array:
+    """The law f[...,V] of the token at a place where one draft token is tested.
+
+    Args:
+        draft_probs: f[...,V] that the token is drawn from.
+        accepted: bool or f[...,V] the probability that each token is accepted.
+        residual: f[...,V] weights of the token that is emitted in the place of a rejected one.
+    """
+    passed = draft_probs * accepted
+    total = residual.sum(-1, keepdims=True)
+    rest = jnp.maximum(1 - passed.sum(-1, keepdims=True), 0)
+    return passed + rest * residual / jnp.where(total > 0, total, 1)
+
+
 # A walk down a tree, for rules that test the children of one accepted prefix after another.
 #
 # With independent siblings, several nodes may have the same tokens along their paths (copies). The

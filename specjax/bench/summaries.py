@@ -23,6 +23,7 @@ from specjax.bench import (
     passes,
     proofs,
     results,
+    token_traces,
     uncertainty,
 )
 from specjax.bench.measuring import Measured
@@ -58,7 +59,8 @@ def rows_of(
         method, runs: a method, and its passes.
         plain: the passes of plain decoding.
         check: whether to check the outputs; sampled ones take a forward pass of the models.
-        by_definition: whether to compute the overlap with ``check``; it takes one too.
+        by_definition: whether to compute the overlap with ``check``; it takes one too. And of a
+            lossy rule the distance from the target's law, which decodes sampled texts once more.
         proven: reports on the lossless class of drafters and rules that are not the package's.
     """
     row = _method_row(job, method, runs, plain)
@@ -66,6 +68,7 @@ def rows_of(
     if check:
         row["lossless"] = _check(job, method, runs, plain)
         row["overlap"] = _overlap(job, method, plain) if by_definition else None
+        row |= _distance(job, method, runs, plain, by_definition)
     categories = dict.fromkeys(c for c in job.categories if c is not None)
     return [row, *(_category_row(job, method, runs, plain, each, row) for each in categories)]
 
@@ -239,6 +242,18 @@ def _check(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dic
         detail = f"{result.detail}; the rule {method.accept.name} is lossy"
         result = result._replace(passed=None, detail=detail)
     return result._asdict()
+
+
+def _distance(
+    job: Job, method: Method, runs: list[Pass], plain: list[Pass], by_definition: bool
+) -> dict[str, float | None]:
+    """The fields "total_variation" and "kl_divergence", or "texts_changed", of a lossy rule."""
+    if job.settings["temperature"] > 0:
+        return token_traces.distance(job, method) if by_definition else {}
+    if method.accept.lossless_class != "L3":
+        return {}
+    pairs = zip(runs[0].outputs, plain[0].outputs, strict=True)
+    return {"texts_changed": statistics.fmean(list(a) != list(b) for a, b in pairs)}
 
 
 def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:

@@ -2,7 +2,8 @@
 
 The rounds are those of ``decode.stream`` (the same functions, the same tokens); the probabilities
 are computed between the two halves of a round. A trace is one line of ``trace.jsonl`` and what
-reports show; ``record`` defines its schema.
+reports show; ``record`` defines its schema. ``distance`` is of all continuations of a job: how far
+the tokens of a lossy rule are from the target's law.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, outcome, sampling, step, tree
+from specjax.accept import verdict
 from specjax.bench import lossless, methods, passes
 from specjax.bench.methods import Given, Text
 from specjax.checks import number as check_number
@@ -23,7 +25,7 @@ from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
 from specjax.rng import RowKeys
-from specjax.types import LM, DecodeState, Draft, Drafter, StepInfo
+from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, StepInfo
 
 SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
@@ -174,12 +176,7 @@ def _step(
     target, drafter: Drafter, accept, params, state: DecodeState, eos_id
 ) -> tuple[DecodeState, Round]:
     """``step.speculative_step``, with the probabilities of its tokens."""
-    step.check_pair(drafter, accept)
-    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
-    draft, draft_state = step.propose(target, drafter, params, state, keys)
-    state = state.replace(draft=draft_state)
-    scored = step.score(target, drafter, params, state, draft)
-    after, info = step.decide(target, drafter, accept, params, state, keys, draft, scored, eos_id)
+    draft, scored, after, info = _played(target, drafter, accept, params, state, eos_id)
     how = state.sampling.replace(
         temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
     )
@@ -201,6 +198,19 @@ def _step(
         _draft_probs(draft, state),
     )
     return after, one
+
+
+def _played(
+    target, drafter: Drafter, accept, params, state: DecodeState, eos_id
+) -> tuple[Draft, step.Scored, DecodeState, StepInfo]:
+    """``step.speculative_step``, with its draft and the target's output for it."""
+    step.check_pair(drafter, accept)
+    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
+    draft, draft_state = step.propose(target, drafter, params, state, keys)
+    state = state.replace(draft=draft_state)
+    scored = step.score(target, drafter, params, state, draft)
+    after, info = step.decide(target, drafter, accept, params, state, keys, draft, scored, eos_id)
+    return draft, scored, after, info
 
 
 def _scores(probs: jax.Array, rows: jax.Array, tokens: jax.Array) -> Scores:
@@ -226,6 +236,74 @@ def _draft_probs(draft: Draft, state: DecodeState) -> jax.Array:
         return jnp.ones(draft.tokens.shape)
     own = jnp.take_along_axis(draft.probs, jnp.maximum(draft.tokens, 0)[..., None], -1)[..., 0]
     return jnp.where(state.sampling.greedy[:, None], jnp.nan, own)
+
+
+# The distance of a lossy rule's tokens from the target's law --------------------------------------
+
+
+def distance(job: passes.Job, method: passes.Method) -> dict[str, float | None]:
+    """How far what a lossy rule emits is from the target's law, in the first pass of a bench.
+
+    The texts are decoded once more. At each place where the rule tested a draft token,
+    ``Accept.law`` is compared with the target's probabilities under the sampling settings. On a
+    tree the token is the accepted one of the siblings, or the first.
+
+    Returns:
+        {"total_variation", "kl_divergence"}: means over these places; KL(law || target) in nats.
+        Both are None at temperature 0, for a rule of class L1 or without a ``law``, where nothing
+        was tested, and for several siblings that are drawn: one place has several tests then.
+
+    Raises:
+        NonFiniteLogits.
+    """
+    job, method = passes.one_part(job, method)
+    drafter, rule = method.drafter, method.accept
+    single = drafter.siblings in (CHAIN, DETERMINISTIC) and drafter.nodes > 0
+    sums = np.zeros(3)
+    if job.settings["temperature"] > 0 and rule.law and rule.lossless_class != "L1" and single:
+        stop = outcome.stop_ids(job.eos_id)
+        for rows, prompts in passes.batches(job):
+            state = passes.begin(job, drafter, method.params, rows, prompts)
+            while not bool(state.done.all()):
+                state, new = _far(job.target, drafter, rule, method.params, state, stop)
+                decode.check(state)
+                sums += np.asarray(new, np.float64)
+    means = [float(x / sums[2]) if sums[2] else None for x in sums[:2]]
+    return dict(zip(("total_variation", "kl_divergence"), means, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def _far(
+    target, drafter: Drafter, accept, params, state: DecodeState, eos_id
+) -> tuple[DecodeState, jax.Array]:
+    """A round, and f32[3] of its tested places: sums of both distances, and their number."""
+    draft, scored, after, info = _played(target, drafter, accept, params, state, eos_id)
+    exist = tree.exists(draft.valid, draft.parents)
+    path = _path(draft, exist, info)
+    depth = jnp.arange(path.shape[1])
+    tested = depth < jnp.minimum(info.tested, info.emitted)[:, None]
+    # Depth d is tested in row ``place`` of the probs: after the accepted node above it.
+    place = jnp.pad(path + 1, ((0, 0), (1, 0)))[:, :-1]
+    below = exist[:, None] & (verdict.parents(draft)[:, None] + 1 == place[..., None])
+    node = jnp.where(path >= 0, path, jnp.argmax(below, -1))[..., None]
+    probs = outcome.target_probs(scored.out.logits, state.sampling)
+    probs = jnp.take_along_axis(probs, place[..., None], 1)
+    if draft.probs is None:
+        tokens = jnp.take_along_axis(draft.tokens, node[..., 0], 1)
+        drawn = jax.nn.one_hot(tokens, probs.shape[-1], dtype=probs.dtype)
+    else:
+        drawn = jnp.take_along_axis(draft.probs, node, 1)
+    law = accept.law(probs, drawn, jnp.broadcast_to(depth + 1, path.shape))
+    far = jnp.stack([*distances(law, probs), jnp.ones_like(tested, probs.dtype)])
+    return after, jnp.where(tested, far, 0).sum((1, 2))
+
+
+def distances(law: jax.Array, probs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """f[...] each, of probabilities f[...,V]: total variation, and KL(law || probs) in nats."""
+    some = law > 0
+    ratio = jnp.where(some, law, 1) / jnp.where(some, probs, 1)
+    kl = jnp.where(some, law * jnp.log(ratio), 0).sum(-1)
+    return jnp.abs(law - probs).sum(-1) / 2, jnp.maximum(kl, 0)
 
 
 # As JSON ----------------------------------------------------------------------------------------

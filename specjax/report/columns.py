@@ -92,6 +92,17 @@ def _error(key: str) -> Callable[[dict], str]:
     return lambda row: spell(part(row, "standard_errors").get(key), "\N{PLUS-MINUS SIGN} {:.2f}")
 
 
+def _distance(row: dict) -> str:
+    """What belongs to the total variation: KL, or at temperature 0 the texts that changed."""
+    parts = spell(row.get("kl_divergence"), "KL {:.3g}"), spell(row.get("texts_changed"), "{:.0%}")
+    return parts[0] or (parts[1] and f"{parts[1]} changed")
+
+
+def has_distance(row: dict) -> bool:
+    """Whether a row has what the column "TV" shows; rows of lossless rules have not."""
+    return number_of(row.get("total_variation")) is not None or bool(_distance(row))
+
+
 def _prompts(row: dict) -> str:
     return spell(row.get("prompts"), "{:g}")
 
@@ -206,6 +217,16 @@ COLUMNS = (
         ),
     ),
     Column(
+        "total_variation",
+        "TV",
+        "of a lossy rule: total variation (half the sum of absolute differences) between the law "
+        "of the emitted token and the target's probabilities, mean over the places where the rule "
+        "tested a draft token; with the KL divergence of that law from the target's in nats; at "
+        "temperature 0 the share of texts that are not those of plain decoding",
+        "{:.3f}",
+        detail=_distance,
+    ),
+    Column(
         "lossless",
         "lossless",
         "greedy: the same tokens as plain decoding, for each prompt; sampled: two statistical "
@@ -286,6 +307,7 @@ def table(
     else:
         one_category = all(row.get("category") is None for row in rows)
         left_out = {"prompt_set": not prompts, "category": one_category}
+        left_out["total_variation"] = not any(map(has_distance, rows))
         chosen = [column for column in chosen if not left_out.get(column.key)]
     texts = []
     for index, row in enumerate(rows):

@@ -5,6 +5,7 @@ The page loads nothing from the network.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -327,7 +328,11 @@ def _render(
         notices.append("there are no plots")
     shown, more = _shown_traces(traces)
     notices = [inputs.one_line(text) for text in [*notices, *more]]
-    shown_rows = lines(rows)
+    far = any(map(columns.has_distance, rows))
+    kept = [column.key != "total_variation" or far for column in COLUMNS]
+    shown_rows = [
+        line._replace(cells=list(itertools.compress(line.cells, kept))) for line in lines(rows)
+    ]
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -340,7 +345,7 @@ def _render(
         facts=_facts(results),
         command=results.get("command"),
         notices=notices,
-        columns=COLUMNS,
+        columns=list(itertools.compress(COLUMNS, kept)),
         details=columns.DETAILS,
         category_heads=[
             "category",

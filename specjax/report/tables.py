@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RUN = ("target", "max_new_tokens", "seed", "repeats", "git", "date")
 # Columns with their details; what stands between a value and its detail.
 JOINTS: dict[str, str] = dict.fromkeys(
-    ("class", "block_efficiency", "acceptance_rate", "speedup"), " "
+    ("class", "block_efficiency", "acceptance_rate", "speedup", "total_variation"), " "
 )
 
 

@@ -18,7 +18,7 @@ REJECTED = "magenta strike dim"
 TICK, SOON, OFTEN = 0.5, 2.0, 10.0  # seconds, see ``Status``
 WIDTH = 120  # characters of a file or a pipe, which have no width; the table fits in it
 # Columns with their details; what stands between a value and its detail.
-JOINTS = {"class": " ", "speedup": "\n", "lossless": ", "}
+JOINTS = {"class": " ", "speedup": "\n", "total_variation": "\n", "lossless": ", "}
 # Columns whose texts are folded -> their width (None: what is left); the longest texts of columns.
 FOLDED = {"method": 26, "prompt_set": 14, "lossless": None}
 MOST = {"method": 100, "prompt_set": 60, "lossless": 60, "class": 11}

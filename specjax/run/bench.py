@@ -37,7 +37,7 @@ from specjax.data import progress
 from specjax.data import prompts as prompts_lib
 from specjax.data.progress import Progress
 from specjax.data.prompts import Prompt, PromptSet
-from specjax.errors import NonFiniteLogits
+from specjax.errors import NonFiniteLogits, UserError
 from specjax.files import write_json
 from specjax.generation import auto
 from specjax.models import hf
@@ -103,7 +103,10 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
     cells.check_lossless(measured.rows)
     if settings.keep:
-        texts = [each.text for each in _kept(settings, target, measured, workdir)]
+        try:
+            texts = [each.text for each in _kept(settings, target, measured, workdir)]
+        except UserError as error:  # the results are there
+            texts = [f"nothing: {error}"]
         for text in texts or ["nothing: all are lossy, warm or nested"]:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
 

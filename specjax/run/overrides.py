@@ -63,9 +63,10 @@ def add_own_keys(config: Config, overrides: Sequence[Override]) -> None:
             module = drafters.load(name)
             _add(config, group, module)
             loss = getattr(module.make, "loss", None)
-            if group == "drafter" and loss is not None and "loss" in config:
+            own = loss is not None or config.get("objective") == "heads"
+            if group == "drafter" and own and "loss" in config:
                 with config.unlocked():  # values of declared keys stay, other keys go
-                    config.loss = group_of(loss, **config.loss)
+                    config.loss = group_of(loss, **config.loss) if loss else ConfigDict()
         elif last == "accept":
             module = registry.load(accept.__name__, name, "acceptance rule")
             _add(config, f"{group}.accept_keys".lstrip("."), module)
@@ -185,5 +186,5 @@ def type_error(config: Config, overrides: Sequence[Override], message: str) -> s
             continue
         kind: Any = config_path.get_type(path, config)
         wanted = _TYPES.get(kind, kind.__name__)
-        return f"--config.{path}={value}: {value!r} is not {wanted} ({kind.__name__})"
+        return f"--config.{path}={value!s:.60}: {value!r:.60} is not {wanted} ({kind.__name__})"
     return None

@@ -200,7 +200,8 @@ def announce_replacement(settings: Settings, workdir: Path) -> None:
     if earlier is None or same_configuration(settings, workdir):
         return
     command = earlier.get("command") or "another configuration"
-    text = f"notice: {workdir} holds the results of another run, which will be replaced: {command}"
+    text = f"notice: {workdir} holds the results of another run, which will be replaced"
+    text = f"{text} (--workdir=DIR keeps both): {command}"
     terminal.console().print(Text(text))
 
 

@@ -78,6 +78,23 @@ def chance_of(rule: Accept, siblings: str, width: int, seed: int = 0) -> Finding
     return Finding(name, good, f"{detail}; its closed form is {known:.6f}")
 
 
+def law_of_test(rule: Accept, siblings: str) -> Finding:
+    """``Accept.law`` where one draft token is tested, against the enumerated law of that token."""
+    case = plain_cases.star(siblings, 1)
+    with jax.enable_x64(True):
+        params = plain_cases.star(siblings, 1).params
+        seen = exact.histories(case.target, case.drafter, rule, params, plain_cases.PROMPT)
+        place = tuple(plain_cases.PROMPT[-2:])
+        target, draft = (_probs(table[place]) for table in (params.target, params.draft[0]))
+        if siblings == DETERMINISTIC:
+            draft = np.eye(len(draft))[np.argmax(draft)]
+        assert rule.law is not None
+        law = np.asarray(rule.law(*map(jax.numpy.asarray, (target, draft, 1))))
+    error = statistics.total_variation(law, seen.first_token(len(target)))
+    detail = f"total variation {error:.1e} from the enumerated one"
+    return Finding(f"{siblings}: the law of a tested token", error < EXACT, detail)
+
+
 def _probs(logits: jax.Array) -> np.ndarray:
     return np.asarray(jax.nn.softmax(logits), np.float64)
 

@@ -187,7 +187,8 @@ def check_accept(
     Returns:
         A ``Report``: empty drafts, the exact laws, the chance of acceptance against its closed form
         and the best possible, the compiled loop. An exception in the rule is a failed check. Of an
-        L2 or L3 rule the distance of the law from the target's at each setting, without a bound.
+        L2 or L3 rule the distance of the law from the target's at each setting, without a bound,
+        and whether ``Accept.law`` is the enumerated one.
 
     Raises:
         UserError: a class or siblings that do not exist.
@@ -219,6 +220,8 @@ def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
     if quick:
         return
     for kind in dict.fromkeys((rule.siblings[0], rule.siblings[-1])):
+        if rule.law is not None:
+            yield f"{kind}: the law of a tested token", acceptance_checks.law_of_test, rule, kind
         case = plain_cases.real(kind)
         law = (case.target, case.drafter, rule, case.params, [plain_cases.REPEATED])
         for each in () if exact else SETTINGS:

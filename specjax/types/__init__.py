@@ -315,6 +315,13 @@ class Accept(NamedTuple):
     siblings: tuple[str, ...] = (CHAIN,)
     # Whether a decision depends on the probs at all nodes, not only along the accepted path.
     whole_tree: bool = False
+    # The same rule with a value for each row, f32[B]: ``Sampling.lenience``. None: it takes none.
+    of_rows: Callable[[Array], Accept] | None = None
+    # Of a lossy rule: the law f[...,V] of the token that a sampled row emits at a place where one
+    # draft token is tested; from the target's probs f[...,V] there, those that the token was drawn
+    # from (one-hot: it was given), and the depth i32[...] of the place (1: the round's first).
+    # None: not known. ``testing.check_accept`` enumerates it.
+    law: Callable[[Array, Array, Array], Array] | None = None
 
 
 # Text to train on.

@@ -106,6 +106,53 @@ def test_upper_accepts_like_lenience_and_keeps_the_residual():
     np.testing.assert_allclose(emitted(accept.load("lenient", upper=0.5), one()), probs, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("lenient", {"lenience": 0.5}),
+        ("lenient", {"lenience": 0.8, "upper": 0.5}),
+        ("typical", {"epsilon": 0.25}),
+        ("rollback", {"threshold": 1.3}),
+        ("tolerance", {"top": 2, "gap": 0.4}),
+        ("tolerance", {"distance": 1}),
+        ("tolerance", {"least": 1}),
+    ],
+)
+def test_the_declared_law_is_the_enumerated_one(name, keys):
+    """Against the enumerated law of the emitted token, for drawn and for given draft tokens."""
+    rule = accept.load(name, **keys)
+    assert rule.law is not None
+    drafts = [(p, q) for p, q in TABLES.values()] + [(P, tuple(row)) for row in np.eye(3)]
+    for target, draft in drafts:
+        seen = emitted(rule, one(), target, draft)
+        with jax.enable_x64(True):
+            law = rule.law(*map(jnp.asarray, (target, draft, 1)))
+        np.testing.assert_allclose(law, seen, atol=1e-12, err_msg=f"{target}, {draft}")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "law"),
+    [
+        # Accepted with min(1, p / .5 q) = (1, .6 / .7, 1); the residual is (.4, 0, .15) / .55.
+        ("lenient", {"lenience": 0.5}, (0.2 + 0.4 / 5.5, 0.6, 0.1 + 0.15 / 5.5)),
+        # The tokens of probability .5 and .3 pass; .1 of the draws are rejected.
+        ("typical", {"epsilon": 0.25, "delta": 1.0}, (0.25, 0.73, 0.02)),
+        ("rollback", {"threshold": 1.3}, (0.25, 0.73, 0.02)),
+        ("tolerance", {"top": 2}, (0.25, 0.73, 0.02)),
+        # At depth 1 every token passes.
+        ("tolerance", {"least": 1}, Q),
+    ],
+)
+def test_the_law_that_a_lossy_rule_declares(name, keys, law):
+    """By hand, at depth 1; at depth 2 ``least`` has no effect."""
+    rule = accept.load(name, **keys)
+    assert rule.law is not None
+    probs = (jnp.broadcast_to(jnp.asarray(x), (2, 3)) for x in (P, Q))
+    found = jax.jit(rule.law)(*probs, jnp.asarray([1, 2]))
+    later = (0.2 + 0.8 * 0.5, 0.8 * 0.3, 0.8 * 0.2) if "least" in keys else law
+    np.testing.assert_allclose(found, [law, later], atol=1e-6)
+
+
 def test_wrong_rules_have_their_wrong_distributions():
     """The mutants are the published mistakes: their distributions have closed forms."""
     resample = mutants.named("match_then_resample").rule()

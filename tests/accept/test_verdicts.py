@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import accept, testing
+import specjax as sj
+from specjax import accept, drafters, testing
 from specjax.accept import block, chain, traversal
 from specjax.drafters.draft_models import draft_tree
 from specjax.errors import UserError
@@ -174,6 +175,40 @@ def test_lenience_at_temperature_zero_compares_probabilities():
         for x in (1.0, 0.61, 0.59, 0.39)
     ]
     assert counts == [0, 0, 1, 2]
+
+
+LENIENT_ROWS = {"temperature": [1.0, 1.0, 0.0, 0.0, 0.7, 1.0], "top_k": [0, 2, 0, 0, 0, 0]}
+LENIENCES = [1.0, 0.3, 1.0, 0.3, 0.3, 1.0]
+
+
+def lenient_texts(rule, **settings):
+    """The texts of six ragged rows, three of them with lenience 1."""
+    target, draft = testing.tabular(8), testing.tabular(8, "draft")
+    drafter = drafters.make("draft_model", target, model=draft, gamma=3)
+    prompts, lengths = sj.pack_prompts([[1, 2], [3], [4, 5, 6], [2], [7, 1], [5]])
+    params = sj.ModelParams(testing.random_table(0, 8), testing.random_table(1, 8))
+    how = sj.make_sampling(6, **LENIENT_ROWS, **settings)
+    keys = sj.row_keys(3, rows=6)
+    state = sj.prefill(target, drafter, params, prompts, lengths, keys, max_len=40, sampling=how)
+    state, _ = sj.generate(target, drafter, rule, params, state, max_steps=40)
+    return [list(map(int, each)) for each in sj.outputs(state, lengths)]
+
+
+def test_each_row_has_its_own_lenience():
+    """In one program: rows with 1 have the texts of ``chain``, the others those of one value."""
+    rows = lenient_texts(load("lenient", lenience=0.5), lenience=LENIENCES)
+    exact = lenient_texts(load("chain"))
+    loose = lenient_texts(load("lenient", lenience=0.3))
+    wanted = [exact[i] if x == 1 else loose[i] for i, x in enumerate(LENIENCES)]
+    assert rows == wanted
+    assert all(exact[i] != loose[i] for i, x in enumerate(LENIENCES) if x < 1)
+
+
+def test_lenience_of_rows_needs_a_rule_that_takes_it():
+    with pytest.raises(UserError, match="the rule chain takes no lenience; the rule with one is"):
+        lenient_texts(load("chain"), lenience=0.5)
+    with pytest.raises(UserError, match=r"lenience is 2; it must be in \(0, 1\]"):
+        sj.make_sampling(2, lenience=[1.0, 2.0])
 
 
 # Rounding.

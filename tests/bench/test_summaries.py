@@ -5,12 +5,15 @@ from __future__ import annotations
 import statistics
 
 import cases
+import jax
+import numpy as np
 import pytest
 
 from specjax import ModelParams, accept, drafters, testing
 from specjax.bench import lossless, measuring, metrics, passes, summaries
 from specjax.bench.measuring import Measured
 from specjax.errors import UserError
+from specjax.report import columns
 from specjax.theory import devices
 
 TARGET, DRAFT = testing.tabular(3), testing.tabular(3, "draft")
@@ -110,3 +113,58 @@ def test_no_text_shows_that_a_lossy_rule_is_lossless(rule, temperature, found, p
     whole, *_ = rows("draft_model", temperature, rule, **MODEL)
     assert whole["lossless"]["passed"] is passed
     assert whole["lossless"]["detail"].endswith("lenient is lossy") is (passed is None)
+
+
+def lossy_row(drafter, temperature, rule="lenient", **keys):
+    """The row of a lossy rule, where the target has (.5, .3, .2) after every text."""
+    table = np.broadcast_to(np.log([0.5, 0.3, 0.2]).astype(np.float32), (4, 3, 3))
+    params = ModelParams(jax.numpy.asarray(table), drafter.init_params(None))
+    method = passes.Method("x", drafter, accept.load(rule, **keys), params)
+    job = passes.Job(TARGET, params.target, PROMPTS, {"temperature": temperature}, 2, 8, (), 5, 1)
+    runs, plain = passes.run_pass(job, method), passes.run_pass(job, None)
+    [row] = summaries.measured_rows(job, [method], Measured([plain], [[runs]]))
+    return row
+
+
+def draft_of(probs, **keys):
+    table = np.broadcast_to(np.log(probs).astype(np.float32), (4, 3, 3))
+    return drafters.make(
+        "draft_model", TARGET, model=DRAFT, params=jax.numpy.asarray(table), **keys
+    )
+
+
+def test_the_distance_of_a_lossy_rule():
+    """By hand. The draft has (.2, .7, .1); the emitted token has (3, 6.6, 1.4) / 11."""
+    drafter, law = draft_of([0.2, 0.7, 0.1], gamma=2), np.array([3, 6.6, 1.4]) / 11
+    row = lossy_row(drafter, 1.0, lenience=0.5)
+    assert row["total_variation"] == pytest.approx(0.3, abs=1e-6)
+    kl = float((law * np.log(law / [0.5, 0.3, 0.2])).sum())
+    assert row["kl_divergence"] == pytest.approx(kl, abs=1e-6) and row["texts_changed"] is None
+    assert columns.joined(row, columns.BY_KEY["total_variation"], {"total_variation": " "}) == (
+        f"0.300 KL {kl:.3g}"
+    )
+    exact = lossy_row(drafter, 1.0, lenience=1.0)
+    assert exact["total_variation"] == pytest.approx(0, abs=1e-6)
+    assert exact["kl_divergence"] == pytest.approx(0, abs=1e-6)
+    # Class L1: no distance is computed.
+    lossless = lossy_row(drafter, 1.0, rule="chain")
+    assert lossless["total_variation"] is lossless["kl_divergence"] is None
+
+
+def test_the_distance_at_temperature_0_is_the_share_of_changed_texts():
+    drafter = draft_of([0.2, 0.7, 0.1], gamma=2)
+    # The draft's best token has .3 / .5 of the target's best: it is accepted in every text.
+    row = lossy_row(drafter, 0.0, lenience=0.5)
+    assert row["texts_changed"] == 1 and row["total_variation"] is None
+    assert row["lossless"]["detail"].startswith("0/3")
+    assert lossy_row(drafter, 0.0, lenience=0.7)["texts_changed"] == 0
+    assert lossy_row(drafter, 0.0, rule="chain")["texts_changed"] is None
+
+
+def test_the_distance_is_of_tested_places_only():
+    """A lookup gives its tokens, and all pass: at a tested place the law is one-hot."""
+    drafter = drafters.make("prompt_lookup", TARGET, gamma=2, max_ngram=1)
+    row = lossy_row(drafter, 1.0, rule="tolerance", top=3)
+    # 1 - p of the token; it is 0 at places without a test.
+    assert 0.5 <= row["total_variation"] <= 0.8
+    assert -np.log(0.5) - 1e-5 <= row["kl_divergence"] <= -np.log(0.2) + 1e-5

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
+import count
 import jax
 import numpy as np
 import pytest
@@ -223,6 +226,35 @@ def test_from_one_file_to_a_table(cli, own, target, tmp_path, capsys):
     status, _, err, _ = cli(*train(own, target, text, *init), workdir=tmp_path / "more")
     assert status == 0, err
     assert cli(f"--explain={own}:make")[1].count("width of the state") == 1
+
+
+def test_the_head_of_the_page(cli, target, tmp_path, monkeypatch):
+    """docs/extending.md: the file is written, trained, examined, measured and cited as there."""
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"%%writefile my_head.py\n(.*?)```", page, re.DOTALL)
+    assert count.code_lines(code) <= 60
+    name = f"head_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "text.txt").write_text("\n".join([TEXT] * 200))
+    (tmp_path / "prompts.txt").write_text("\n".join(["def add", "return a", "sub(a, b"]))
+    monkeypatch.chdir(tmp_path)
+    small = "--config.drafter.inner=8", "--config.examine.every=20", "--config.examine.prompts=2"
+    small += "--config.examine.prompt_tokens=8", "--config.examine.new_tokens=8"
+    heads = tmp_path / "heads"
+    status, _, err, _ = cli(*train(name, target, "text.txt", *small), workdir=heads)
+    assert status == 0, err
+    summary = json.loads((heads / "summary.json").read_text())
+    assert summary["heldout_decoded_tau_t0"] >= 1
+    bench = [BENCH, f"--config.target={target}", "--config.prompts=prompts.txt"]
+    bench += [f"--config.drafter.name={name}:make", f"--config.drafter.model={heads}"]
+    bench += ["--config.repeats=1", "--config.max_new_tokens=12", "--config.report=False"]
+    for number, more in enumerate(((), ("--config.drafter.tree=4x2x1",))):
+        status, _, err, workdir = cli(*bench, *more, workdir=tmp_path / f"bench{number}")
+        [row] = json.loads((workdir / "results.json").read_text())["rows"]
+        assert status == 0 and row["lossless"]["passed"], err
+    assert "A Recurrent Head" in specjax.cite(f"{name}:make")
+    sys.modules.pop(name, None)
+    registry.imported.cache_clear()
 
 
 def test_what_cannot_be_saved_is_refused_before_the_first_step(cli, own, target, tmp_path):
