@@ -5,7 +5,8 @@
         --config.drafter.drafters.inner.model=DRAFT_DIR --config.drafter.rate=0.8
 
 The inner drafter runs at its full cost, and its tokens are replaced so that each is right with
-the chosen probability; the text is that of plain greedy decoding. Temperature 0 only. "eff" in
+the chosen probability; ``length`` gives the tokens per round in its place (configs/golden.py). The
+text is that of plain greedy decoding. Temperature 0 only. "eff" in
 the table is measured over predicted speed-up. Takes seconds for a small model, most of them for
 compilation; experiments/system_efficiency does it for twelve layers and many rates and lengths.
 """
@@ -19,6 +20,6 @@ from specjax.run.settings import drafter
 def get_config() -> ConfigDict:
     """The configuration."""
     config = bench.get_config()
-    config.drafter = drafter("controlled", rate=0.8)
+    config.drafter = drafter("controlled")
     config.drafter.drafters.inner = drafter("prompt_lookup", gamma=5)
     return config

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, registry
+from specjax import accept, drafters, registry
 from specjax.bound import Bound
 from specjax.data import datastore, ngram_tables
 from specjax.drafters.draft_models import draft_tree
@@ -205,6 +205,35 @@ MODELS = tuple(
 NAMES = tuple(name for name in RULES if name not in ENCODER_NAMES)
 # Drafters that read a part of the target's keys and values: of most texts they leave out tokens.
 _READ_A_PART = tuple(name for name, each in _DECLARED.items() if "budget" in each.keys)
+
+
+# These cases differ from another one in topology alone: one rule is enough for each.
+ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
+
+
+# Pairs of the drafters of encoder-decoder models, in tests/test_encoder_decoder.py.
+ENCODER_PAIRS = (
+    ("spec_drafter", "chain"),
+    ("spec_drafter tree", "match"),
+    ("spec_drafter siblings", "recursive"),
+)
+
+
+def drafter_of(name: str) -> str:
+    """The drafter of a case."""
+    return _DECLARED[name].drafter if name in _DECLARED else case(name).drafter.name.split(",")[0]
+
+
+def pairs() -> list[tuple[str, str, bool]]:
+    """(case, rule, whether it runs by default) of all pairs but ``ENCODER_PAIRS``."""
+    rules = {name: accept.load(name) for name in accept.names()}
+    result = []
+    for name in NAMES:
+        siblings = case(name).drafter.siblings
+        for rule in ONLY.get(name, rules):
+            if siblings in rules[rule].siblings:
+                result.append((name, rule, rule in RULES[name]))
+    return result
 
 
 def _tables(name: str, vocab: int) -> tuple[LM, LM, LM]:

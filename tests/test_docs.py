@@ -32,6 +32,7 @@ def generated():
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
         names = ("api_pages", "config_pages", "method_pages", "result_tables", "source_text")
+        names += ("support_pages",)
         modules = {name: importlib.import_module(name) for name in names}
         modules["parts"] = importlib.import_module("generated_pages").parts()
         yield modules
@@ -193,6 +194,37 @@ def test_every_method_and_configuration_has_a_section(generated):
     expected += [f"controller-{name}" for name in control.names()]
     expected += [f"config-{path.stem}" for path in (ROOT / "configs").glob("[!_]*.py")]
     assert set(expected) == set(labels)
+
+
+@pytest.mark.fast
+def test_the_matrix_of_support_is_that_of_the_tests_and_studies(generated):
+    pages, tables = generated["support_pages"], {}
+    for name in ("support_rules", "support_runs"):
+        lines = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in generated["parts"][f"_generated/{name}.md"].splitlines()
+            if line.startswith("|")
+        ]
+        heads = [head.split("`")[1] if "`" in head else head for head in lines[0]]
+        tables[name] = {
+            line[0].removeprefix("[](#drafter-").rstrip(")"): dict(zip(heads, line, strict=True))
+            for line in lines[2:]
+        }
+        assert list(tables[name]) == drafters.names()
+    rules, runs = tables.values()
+    assert rules["medusa"]["recursive"] == "proven" and rules["medusa"]["k_seq"] == ""
+    assert {rules["draft_model"][rule].strip("*") for rule in ("chain", "block")} == {"proven"}
+    # Every drafter and every rule has a pair, and one in the tests of every change.
+    known = pages.pairs()
+    assert {name for name, _ in known} == set(drafters.names())
+    assert {rule for _, rule in known} == set(accept.names())
+    for index, names in ((0, drafters.names()), (1, accept.names())):
+        first = {pair[index] for pair, by_default in known.items() if by_default}
+        assert first == set(names) - {"spec_drafter"}
+    lossy = [name for name in accept.names() if accept.load(name).lossless_class != "L1"]
+    assert not any("proven" in row[rule] for row in rules.values() for rule in lossy)
+    assert "real_model" in runs["prompt_lookup"]["T > 0, batch"]
+    assert runs["controlled"]["GPU"] == "accelerator" and "v5e" in runs["eagle"]["compiled"]
 
 
 @pytest.mark.fast

@@ -140,9 +140,7 @@ def test_the_state_of_a_drafter_follows_the_text(name):
     [
         ("chain", "block"),
         ("dynamic", "deterministic"),
-        ("spec_drafter", "chain"),
-        ("spec_drafter tree", "match"),
-        ("spec_drafter siblings", "recursive"),
+        *cases.ENCODER_PAIRS,
     ],
 )
 def test_the_compiled_loop_passes_all_checks(name, rule):

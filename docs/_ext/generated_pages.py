@@ -14,6 +14,7 @@ import config_pages
 import method_pages
 import result_tables
 import scaling_pages
+import support_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,7 @@ def parts() -> dict[str, str]:
     parts |= {f"_generated/{name}.md": text for name, text in config_pages.parts().items()}
     parts |= {f"_generated/results_{n}.md": t for n, t in result_tables.parts().items()}
     parts |= {f"_generated/{name}.md": text for name, text in scaling_pages.parts().items()}
+    parts |= {f"_generated/{name}.md": text for name, text in support_pages.parts().items()}
     parts["_generated/reference.md"] = api_pages.contents()
     parts |= {f"api/{name}.rst": text for name, text in api_pages.pages().items()}
     return parts

@@ -15,7 +15,7 @@ What is computed
     lossless         target and draft probabilities at every token of a text, and checks of
                      the outputs against plain decoding and the output law
     token_traces     one continuation, round by round, also for objects in Python
-    uncertainty      standard errors and confidence intervals over prompts
+    uncertainty      standard errors and intervals over prompts, and tau along the text
     proofs           whether a lossless class is proven or declared
     provenance       the target's weights, the commit of specjax
 

@@ -235,3 +235,99 @@ def law_check(
     impossible = int((tokens.tied == 0).sum())
     passed = p_value > level and impossible <= total / 1000
     return Lossless("law", passed, f"{total} tokens, {impossible} impossible, p = {p_value:.2g}")
+
+
+TIES = 2  # ulps: a greedy token whose logit is within them of the largest one is a tie
+
+
+def argmax_gap(
+    target: LM,
+    params: ModelParams,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[int]],
+    settings: dict,
+    *,
+    width: int = 0,
+    ulps: float = TIES,
+) -> dict[str, Any]:
+    """How far each greedy token is from the largest logit of a plain pass over its whole text.
+
+    A pass over one token and one over several round differently, so in a narrow dtype greedy texts
+    can differ where two logits are nearly equal; both are then the target's up to rounding. A gap
+    is the largest logit (after the row's maps) minus that of the token, in ulps: of the dtype in
+    which the model computes, at the largest logit. The logits themselves are float32.
+
+    Args:
+        target, params, prompts, outputs, settings, width: as for ``compare``.
+        expected: the outputs of plain decoding.
+        ulps: a token is a tie up to here.
+
+    Returns:
+        "dtype", "ulps", "tokens"; "within" and "identical", the shares of tokens within ``ulps``
+        and with the largest logit; "largest_ulps" and "largest", the largest gap in ulps and in
+        logits; "different", the number of texts that are not ``expected``; "first_difference",
+        {"prompt", "token", "ulps"} of the earliest place where one differs, or None.
+    """
+    dtype: list[Any] = []
+
+    def call(context: Context) -> np.ndarray:
+        gaps, unit, kind = _gaps(target, params, context)
+        dtype.append(kind.dtype)
+        return np.stack([np.asarray(gaps), np.asarray(unit)], -1)
+
+    values = at_tokens(call, prompts, outputs, settings, target.vocab_size, width)
+    gaps = [np.minimum(row[:, 0], np.finfo(np.float32).max) for row in values]
+    scaled = [gap / row[:, 1] for gap, row in zip(gaps, values, strict=True)]
+    every, units = np.concatenate(gaps), np.concatenate(scaled)
+    pairs = enumerate(zip(expected, outputs, strict=True))
+    places = [(_common(a, b), i) for i, (a, b) in pairs if list(a) != list(b)]
+    first = None
+    if places:
+        token, prompt = min(places)
+        there = scaled[prompt]
+        gap = float(there[token]) if token < len(there) else None  # one text ends there
+        first = {"prompt": prompt, "token": token, "ulps": gap}
+    some = len(units) > 0
+    return {
+        "dtype": str(dtype[0]) if dtype else None,
+        "ulps": ulps,
+        "tokens": len(units),
+        "within": float((units <= ulps).mean()) if some else None,
+        "identical": float((every == 0).mean()) if some else None,
+        "largest_ulps": float(units.max()) if some else None,
+        "largest": float(every.max()) if some else None,
+        "different": len(places),
+        "first_difference": first,
+    }
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens are equal."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gaps(target, params, context):
+    """f32[B,T-1] gap and ulp of every token after the first; an array of the model's dtype."""
+    tokens, maps = context.tokens, context.sampling.maps
+    out = lm.forward(target, params.target, tokens)
+    kind = out.hidden.dtype
+    spacing = jnp.asarray(jnp.finfo(kind).eps, jnp.float32)
+
+    def some(parts):
+        logits, following = parts
+        if target.unembed is not None and maps is None:
+            logits = target.unembed(params.target, logits)
+        best = logits.max(-1)
+        own = jnp.take_along_axis(logits, following[..., None], -1)[..., 0]
+        return best - own, jnp.ldexp(spacing, jnp.frexp(best)[1] - 1)
+
+    if target.unembed is None or maps is not None:
+        logits = logit_maps.along_text(maps, out.logits, tokens)
+        return *some((logits[:, :-1], tokens[:, 1:])), jnp.zeros((), kind)
+    # The logits of all places are never computed.
+    size = max(1, MAX_NUMBERS // (len(tokens) * target.vocab_size))
+    parts = out.hidden[:, :-1], tokens[:, 1:]
+    return *_by_pieces(some, parts, min(size, tokens.shape[1] - 1)), jnp.zeros((), kind)

@@ -216,7 +216,12 @@ class _Batch(NamedTuple):
     totals: list[int]  # tokens of prompt and output at which each one stops
 
 
-def measure(
+def measure(method: Method, recording: Sequence[Trace], **options: Any) -> list[metrics.Counts]:
+    """The counts of each conversation; for ``options`` and errors see ``measure_rounds``."""
+    return [counts for counts, _ in measure_rounds(method, recording, **options)]
+
+
+def measure_rounds(
     method: Method,
     recording: Sequence[Trace],
     *,
@@ -224,7 +229,7 @@ def measure(
     max_new_tokens: int = 0,
     seed: int = 0,
     report: Callable[[str], None] = lambda _: None,
-) -> list[metrics.Counts]:
+) -> list[tuple[metrics.Counts, list[int]]]:
     """Replays the conversations with a drafter and its rule at temperature 0.
 
     The counts of a row depend on its own text alone.
@@ -239,13 +244,13 @@ def measure(
         report: is called with a status message before every batch.
 
     Returns:
-        The counts of each conversation.
+        Of each conversation the counts, and the tokens of every round.
 
     Raises:
         UserError: as ``fold`` and the drafter; NonFiniteLogits of a draft model.
     """
     system = fold(method.drafter, method.accept)
-    counts: dict[int, metrics.Counts] = {}
+    results: dict[int, tuple[metrics.Counts, list[int]]] = {}
     batches = _batches(recording, batch_size, max_new_tokens)
     for number, batch in enumerate(batches):
         report(f"batch {number + 1} of {len(batches)}, {batch.slots} tokens")
@@ -257,8 +262,9 @@ def measure(
             only = np.arange(batch_size) == place
             one = metrics.count(records, only, method.drafter.longest)
             # The target is a recording: how much of it is fed has no meaning.
-            counts[row] = one._replace(verified=None)
-    return [counts[row] for row in range(len(recording))]
+            emitted = [int(n) for n in records.emitted[:, place] if n]
+            results[row] = one._replace(verified=None), emitted
+    return [results[row] for row in range(len(recording))]
 
 
 def _batches(recording: Sequence[Trace], batch_size: int, max_new_tokens: int) -> list[_Batch]:

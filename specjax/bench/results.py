@@ -16,6 +16,8 @@ processes
     Of a bench: how many measured together.
 peak_bytes
     Of a bench: see ``peak_bytes``.
+curves
+    Of a bench or replay of several draft lengths: ``curves``.
 inputs_sha256
     Of a bench of a configuration: ``progress.inputs``, when it began.
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -37,7 +40,7 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax import __version__
-from specjax.bench import metrics, proofs, provenance
+from specjax.bench import metrics, proofs, provenance, uncertainty
 from specjax.bench.passes import Method
 from specjax.errors import UserError
 from specjax.files import machine, write_all
@@ -46,7 +49,7 @@ from specjax.types import LM, Accept
 SCHEMA = 1
 # What a bench writes beside results.json. New results replace it.
 BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
-# Fields that only a bench measures.
+# Fields that only a bench measures (those along the text a replay too).
 UNMEASURED = (
     "autoregressive_tokens_per_second",
     "speedup",
@@ -59,6 +62,9 @@ UNMEASURED = (
     "standard_errors",
     "speedup_interval",
     "random_prompts",
+    "argmax_gap",
+    "tau_by_output_position",
+    "tau_by_context_position",
 )
 # Keys of results.json that ``write`` takes; null if they are not given.
 SETTINGS = ("target", "max_new_tokens", "seed", "repeats", "uncertainty")
@@ -105,6 +111,8 @@ class Decoded(NamedTuple):
     category: str | None
     counts: metrics.Counts
     output: Sequence[int]
+    emitted: Sequence[int] = ()  # the tokens of every round; () if they are not known
+    prompt_tokens: int = 0
 
 
 def rows_of_texts(
@@ -127,8 +135,56 @@ def rows_of_texts(
             status=status,
             outputs=[text.output for text in counted],
         )
+        if all(text.emitted for text in counted):
+            lengths = [text.prompt_tokens for text in counted]
+            row["standard_errors"] = uncertainty.standard_errors(
+                [text.counts for text in counted], [[text.output] for text in counted]
+            )
+            row |= uncertainty.along_text([[text.emitted] for text in counted], lengths)
         rows.append(row)
     return rows
+
+
+# What the rows of one curve have in common.
+CURVE = ("accept", "temperature", "batch_size", "prompt_set", "context", "new_tokens", "category")
+
+
+def curves(rows: Sequence[dict]) -> list[dict]:
+    """Tokens per round by the draft length, of methods that config.grid.gammas has repeated.
+
+    Each has the keys of ``CURVE``, "method", "gammas", "tokens_per_round" (tau), "intervals" (95 %,
+    Student t over prompts; None where there are fewer than two), "rounds" and "length", the
+    curve as the key ``length`` of the drafter ``controlled`` takes it: "" if a length from 1 on
+    is missing.
+    """
+    found: dict[tuple, dict[int, dict]] = {}
+    for row in rows:
+        label = re.fullmatch(r"(.*), gamma (\d+)", row["method"])
+        if label and row["block_efficiency"] is not None:
+            settings = tuple((key, row.get(key)) for key in CURVE)
+            found.setdefault((label[1], settings), {})[int(label[2])] = row
+    result = []
+    for (method, settings), by_gamma in found.items():
+        gammas = sorted(by_gamma)
+        ordered = [by_gamma[gamma] for gamma in gammas]
+        taus = [row["block_efficiency"] for row in ordered]
+        whole = gammas == list(range(1, len(gammas) + 1))
+        result.append(
+            {
+                "method": method,
+                **dict(settings),
+                "gammas": gammas,
+                "tokens_per_round": taus,
+                "intervals": [
+                    uncertainty.around(row["block_efficiency"], errors, row["prompts"])
+                    for row in ordered
+                    for errors in [(row["standard_errors"] or {}).get("block_efficiency")]
+                ],
+                "rounds": [row["rounds"] for row in ordered],
+                "length": ",".join(f"{tau:.4g}" for tau in taus) if whole else "",
+            }
+        )
+    return result
 
 
 def peak_bytes() -> int | None:

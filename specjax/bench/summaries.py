@@ -69,6 +69,7 @@ def rows_of(
         row["lossless"] = _check(job, method, runs, plain)
         row["overlap"] = _overlap(job, method, plain) if by_definition else None
         row |= _distance(job, method, runs, plain, by_definition)
+        row["argmax_gap"] = _argmax_gap(job, method, runs, plain)
     categories = dict.fromkeys(c for c in job.categories if c is not None)
     return [row, *(_category_row(job, method, runs, plain, each, row) for each in categories)]
 
@@ -140,9 +141,16 @@ def _counted_row(
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
         "random_prompts": metrics.random_prompts(job.prompts, job.target.vocab_size),
         "standard_errors": uncertainty.standard_errors(counts, outputs),
+        **_along_text(job, counted, prompts),
         "system_efficiency": None,
         "warm": method.warm,
     }
+
+
+def _along_text(job: Job, runs: Sequence[Pass], prompts: Sequence[int]) -> dict:
+    """tau by the position in the text, of some prompts."""
+    rounds = [[run.emitted[i] for run in runs] for i in prompts]
+    return uncertainty.along_text(rounds, [len(job.prompts[i]) for i in prompts])
 
 
 def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
@@ -254,6 +262,32 @@ def _distance(
         return {}
     pairs = zip(runs[0].outputs, plain[0].outputs, strict=True)
     return {"texts_changed": statistics.fmean(list(a) != list(b) for a, b in pairs)}
+
+
+def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict | None:
+    """The field "argmax_gap": of greedy texts that differ, and of all in a narrow dtype.
+
+    Equal texts in float32 need no score, and no program for it. Of several passes the first one
+    with another text counts.
+    """
+    expected = plain[0].outputs
+    other = next((run.outputs for run in runs if run.outputs != expected), None)
+    leaves = [x for x in jax.tree.leaves(job.params) if getattr(x, "ndim", 0)]
+    narrow = any(jax.numpy.issubdtype(x.dtype, jax.numpy.floating) for x in leaves) and all(
+        x.dtype.itemsize < 4 for x in leaves
+    )
+    if job.settings["temperature"] or (other is None and not narrow):
+        return None
+    job, method = one_part(job, method)
+    return lossless.argmax_gap(
+        job.target,
+        method.params,
+        job.prompts,
+        runs[0].outputs if other is None else other,
+        expected,
+        job.settings,
+        width=job.width + job.max_new_tokens,
+    )
 
 
 def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:

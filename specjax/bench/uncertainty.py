@@ -27,6 +27,12 @@ ABOUT = {
 }
 
 
+FIRST = 32  # the first interval of positions ends here; each further one is twice as long
+
+Rounds = Sequence[Sequence[int]]
+"""The tokens that each round of a text emitted, for each text of one prompt."""
+
+
 class Work(NamedTuple):
     """Tokens and seconds of one prompt, or of the prompts of one batch."""
 
@@ -66,6 +72,71 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
         return None
     rest = a - a.sum() / b.sum() * b
     return float(math.sqrt(len(b) / (len(b) - 1) * (rest**2).sum()) / b.sum())
+
+
+def around(
+    value: float, error: float | None, count: int, level: float = LEVEL
+) -> list[float] | None:
+    """[low, high] from a standard error over ``count`` prompts (Student t); None if it is None."""
+    if error is None or count < 2:
+        return None
+    most = student_t(level, count - 1) * error
+    return [value - most, value + most]
+
+
+def along_text(rounds: Sequence[Rounds], prompt_tokens: Sequence[int]) -> dict[str, list[dict]]:
+    """Tokens per round by the position in the text; one entry per prompt in both arguments.
+
+    A round belongs to the position of its first token: in the output (0 for the first new token),
+    and in the context (the tokens before it, prompt included). Positions are divided at 32, 64,
+    128, ... Tokens and rounds of all intervals add up to those of the row: a text's last round,
+    which end-of-sequence or the limit may cut, is in its interval.
+
+    Returns:
+        Two fields of a results row, lists of {"from", "to", "rounds", "tokens", "block_efficiency",
+        "interval"}: positions from <= p < to, and the 95 % confidence interval of tau over prompts
+        (Student t with ``ratio_error``; None for fewer than two prompts).
+    """
+    return {
+        "tau_by_output_position": _by_position(rounds, [0] * len(rounds)),
+        "tau_by_context_position": _by_position(rounds, prompt_tokens),
+    }
+
+
+def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
+    """The intervals that have rounds; ``begins`` are the positions of the first tokens."""
+    of_prompt = []  # f64[intervals,2] rounds and tokens
+    for texts, begin in zip(rounds, begins, strict=True):
+        counts = np.zeros((64, 2))
+        for text in texts:
+            emitted = np.asarray(text, np.int64)
+            starts = begin + np.cumsum(emitted) - emitted
+            places = np.frexp(starts // FIRST)[1]
+            np.add.at(counts, places, np.stack([np.ones(len(emitted)), emitted], -1))
+        of_prompt.append(counts)
+    sums = np.sum(of_prompt, axis=0)
+    result = []
+    for place in np.flatnonzero(sums[:, 0]).tolist():
+        count, tokens = (int(each) for each in sums[place])
+        pairs = [(each[place, 1], each[place, 0]) for each in of_prompt]
+        result.append(
+            {
+                "from": FIRST << (place - 1) if place else 0,
+                "to": FIRST << place,
+                "rounds": count,
+                "tokens": tokens,
+                "block_efficiency": tokens / count,
+                "interval": _interval(tokens / count, pairs),
+            }
+        )
+    return result
+
+
+def _interval(tau: float, pairs: Sequence[tuple[float, float]]) -> list[float] | None:
+    """[low, high] of tau, from (tokens, rounds) of each prompt."""
+    known = [pair for pair in pairs if pair[1] > 0]
+    error = ratio_error(*zip(*known, strict=True))
+    return around(tau, error, len(known))
 
 
 def speedup_interval(

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from specjax import __version__, files
-from specjax.data import jsonl
+from specjax.data import jsonl, prompt_files
 from specjax.errors import UserError
 from specjax.files import buckets
 
@@ -62,7 +62,8 @@ def named_files(value: Any) -> list:
         inner = value.values() if isinstance(value, dict) else value
         return [stamp for each in inner for stamp in named_files(each)]
     try:
-        path = buckets.local(value) if isinstance(value, str) and value else None
+        name = prompt_files.named(value)[1] if isinstance(value, str) else ""
+        path = buckets.local(name) if name else None
         if path is None or not path.exists():
             return []
         paths = [path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")]

@@ -4,6 +4,10 @@ The keys of the first line give the kind. Every file may be compressed (``.gz`` 
 
 - ``spec_bench``: {"question_id", "category", "turns": [text, ...]}; MT-bench and vicuna-bench have
   the same lines.
+- ``speed_bench``: SPEED-Bench (Abramovich et al. 2026, 2604.09557): {"question_id", "category",
+  "sub_category", "turns": [text, ...], ...}, in Parquet or JSON Lines, or with "messages":
+  [{"role", "content"}, ...] in place of the turns. The categories are 11 domains, or the three
+  entropies of a set of one input length (``throughput_1k``, ...).
 - ``humaneval``: {"task_id", "prompt", "entry_point", ...} (Chen et al. 2021, 2107.03374); code to
   continue.
 - ``gsm8k``: {"question", "answer"} (Cobbe et al. 2021, 2110.14168); only the question is used.
@@ -14,12 +18,14 @@ The keys of the first line give the kind. Every file may be compressed (``.gz`` 
   source is used.
 - ``prompts``: {"prompt": text}, with or without a "category". Or one prompt per line, unless the
   suffix is .jsonl or .json or the first line is an object of one of these kinds.
+
+A file with the suffix .parquet has a row of these keys for each line.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +47,8 @@ MT_BENCH = (
     "stem",
     "humanities",
 )
+# A turn that begins so is fetched from its source by the script of SPEED-Bench's authors.
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 # Kind -> the keys that a line must have. The first key identifies the kind.
 _KEYS = {
     "spec_bench": {"turns": "list of texts", "question_id": "number or text", "category": "text"},
@@ -50,6 +58,7 @@ _KEYS = {
     "pairs": {"source": "text", "output": "text"},
     "prompts": {"prompt": "text"},
 }
+_KEYS["speed_bench"] = _KEYS["spec_bench"]
 _ALIASES = {"mt_bench": "spec_bench", "vicuna_bench": "spec_bench"}
 KINDS = ("auto", *_KEYS, *_ALIASES)
 
@@ -68,6 +77,12 @@ class Spelt(NamedTuple):
 
     text: str
     add_special_tokens: bool
+
+
+def named(name: str) -> tuple[str, str]:
+    """The kind and the path of "KIND:PATH", such as speed_bench:test.parquet; ("", name) else."""
+    kind, _, path = name.partition(":")
+    return (kind, path) if path and kind in KINDS else ("", name)
 
 
 def task(category: str | None) -> str | None:
@@ -108,10 +123,13 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
     Raises:
         UserError: an unknown kind; a file that cannot be read or decompressed, is not UTF-8, or has
             no prompt; JSON that is not one object per line; a line, with its number, that lacks a
-            key or has a value of the wrong type, an empty text, or the id of an earlier line.
+            key or has a value of the wrong type, an empty text, a placeholder of SPEED-Bench, or
+            the id of an earlier line; Parquet without the package pyarrow.
     """
     if kind not in KINDS:
         raise UserError(f"there is no kind of prompts {kind!r}; choose one of {', '.join(KINDS)}")
+    if path.suffix.lower() == ".parquet":
+        return _conversations(_parquet(path, where), kind)
     text = jsonl.read(path, where, compressed=True)
     lines = jsonl.lines(text)
     if not lines:
@@ -125,9 +143,33 @@ def read(path: Path, where: str, kind: str = "auto") -> list[Conversation]:
         )
     if not objects and not _is_known(first or {}, kind):
         return [Conversation(number, None, (line,)) for number, line in lines]
-    kind = _kind(first or {}) if kind == "auto" else _ALIASES.get(kind, kind)
+    return _conversations(jsonl.objects(text, where), kind)
+
+
+def _parquet(path: Path, where: str) -> list[jsonl.Line]:
+    """The rows of a Parquet file. Raises UserError: no pyarrow, no rows, or no such file."""
+    try:
+        from pyarrow import ArrowException, parquet  # of an extra
+    except ImportError:
+        raise UserError(
+            f"{where} needs pyarrow: pip install 'specjax[parquet]', or give JSON Lines"
+        ) from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{where} is no readable Parquet file: {reason}; copy it again") from None
+    if not rows:
+        raise UserError(f"{where} has no prompts; give at least one")
+    return [jsonl.Line(n, f"{where} row {n}", row) for n, row in enumerate(rows, 1)]
+
+
+def _conversations(lines: Iterable[jsonl.Line], kind: str) -> list[Conversation]:
+    """The conversations on some lines. Raises UserError."""
     conversations, seen = [], {}
-    for line in jsonl.objects(text, where):
+    for line in lines:
+        if not conversations:
+            kind = _kind(line.value or {}) if kind == "auto" else _ALIASES.get(kind, kind)
         each = _conversation(kind, line)
         if each.id in seen:
             raise UserError(
@@ -214,11 +256,15 @@ def _kind(line: Mapping[str, Any]) -> str:
     # A line with a prompt may have the keys of other kinds, for example "answer".
     if "prompt" in line and not {"entry_point", "test_list"} & line.keys():
         return "humaneval" if "task_id" in line else "prompts"
+    if "question_id" in line and {"sub_category", "messages"} & line.keys():
+        return "speed_bench"
     return next((kind for kind, keys in _KEYS.items() if next(iter(keys)) in line), "prompts")
 
 
 def _conversation(kind: str, line: jsonl.Line) -> Conversation:
     """A line as a conversation. Raises UserError."""
+    if kind == "speed_bench":
+        return _speed_bench(line)
     text = "prompt" if "prompt" in (line.value or {}) else "text"
     value = line.check(kind, _KEYS[kind] | ({text: "text"} if kind == "mbpp" else {}))
     if kind == "prompts":
@@ -243,3 +289,25 @@ def _conversation(kind: str, line: jsonl.Line) -> Conversation:
         )
     prompt = MBPP_PROMPT.format(text=value[text], tests="\n".join(value["test_list"]))
     return Conversation(value["task_id"], kind, (prompt,))
+
+
+def _speed_bench(line: jsonl.Line) -> Conversation:
+    """A row of SPEED-Bench as a conversation. Raises UserError."""
+    messages = (line.value or {}).get("messages")
+    if isinstance(messages, list) and all(isinstance(each, dict) for each in messages):
+        turns = {"turns": [each.get("content") for each in messages]}
+        if strange := [each for each in messages if each.get("role") != "user"]:
+            raise UserError(
+                f"{line.where} has a message of the role {strange[0].get('role')!r}; the messages "
+                "of a line of speed_bench are the turns of the user"
+            )
+        line = line._replace(value=(line.value or {}) | turns)
+    value = line.check("speed_bench", _KEYS["speed_bench"])
+    if not value["turns"]:
+        raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
+    if any(turn.startswith(PLACEHOLDER) for turn in value["turns"]):
+        raise UserError(
+            f"{line.where} has a placeholder and no text: run prepare_data.py of SPEED-Bench, "
+            "which fetches the texts, and give the file that it writes"
+        )
+    return Conversation(value["question_id"], value["category"], tuple(value["turns"]))

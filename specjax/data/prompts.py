@@ -173,7 +173,14 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
     if source.text:
         every = [Conversation(1, None, (source.text,))]
     else:
-        every = prompt_files.read(buckets.local(name), _where(source, name), source.kind)
+        kind, path = prompt_files.named(name)
+        if kind and source.kind not in ("auto", kind):
+            raise UserError(
+                f"{_where(source, name)}: the kind is {kind}, and {source.section}.prompt_kind is "
+                f"{source.kind}; leave one of them out"
+            )
+        where = f"{source.section}.prompts: {os.path.expanduser(path)}"
+        every = prompt_files.read(buckets.local(path), where, kind or source.kind)
     every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:
@@ -193,8 +200,13 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
 def _label(name: str, names: Sequence[str]) -> str:
     """A file's name in the results: the shortest spelling of its path that no other file has.
 
-    The spellings: the stem, the file name, the file name with its folder, the whole path.
+    The spellings: the stem, the file name, the file name with its folder, the whole path. A split
+    of SPEED-Bench, qualitative/test.parquet, has the name of its folder.
     """
+    kind, name = prompt_files.named(name)
+    names = [prompt_files.named(each)[1] for each in names]
+    if kind == "speed_bench" and Path(name).name.startswith("test"):
+        *names, name = (str(Path(each).absolute().parent) for each in (*names, name))
     spellings = (
         lambda path: path.name.partition(".")[0],
         lambda path: path.name,

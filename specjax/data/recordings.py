@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import files
-from specjax.data import jsonl
+from specjax.data import jsonl, prompt_files
 from specjax.errors import UserError
 from specjax.files import buckets
 
@@ -157,6 +157,7 @@ def check_record(path: str | os.PathLike, workdir: Path | None = None, prompts: 
     if buckets.is_address(path):
         raise UserError(f"config.record: {path} is in a bucket; name a file of this machine")
     path = Path(path).expanduser()
+    prompts = prompt_files.named(prompts)[1]
     if prompts and path.resolve() == buckets.local(prompts).resolve():
         raise UserError(
             f"config.record: {path} is the file of prompts and would be overwritten; name another"

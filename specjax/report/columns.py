@@ -87,6 +87,22 @@ def _check_detail(row: dict) -> str:
     return str(check.get("detail") or "").rpartition(", ")[2]
 
 
+def near_ties(row: dict) -> str:
+    """Whether a greedy text is the target's up to ties, as a sentence; "" if it is not known."""
+    found = part(row, "argmax_gap")
+    within, largest, ulps = (number_of(found.get(k)) for k in ("within", "largest_ulps", "ulps"))
+    if within is None or largest is None or ulps is None:
+        return ""
+    yes, tokens = "yes" if within == 1 else "NO", spell(found.get("tokens"), "{:,.0f}")
+    text = f"lossless up to ties of {ulps:g} ulp of {found.get('dtype')}: {yes} ("
+    text += f"{within:.2%} of {tokens} tokens; the largest gap is {largest:.3g} ulp"
+    first = part(found, "first_difference")
+    if first:
+        text += f"; first difference at token {spell(first.get('token'), '{:g}')} of prompt "
+        text += spell(first.get("prompt"), "{:g}")
+    return f"{text})"
+
+
 def _error(key: str) -> Callable[[dict], str]:
     """The standard error of a value, with its sign; "" if it is not known."""
     return lambda row: spell(part(row, "standard_errors").get(key), "\N{PLUS-MINUS SIGN} {:.2f}")
@@ -252,6 +268,18 @@ DETAILS = (
         "overlap",
         "Σ min(target's probability, draft's probability) over the vocabulary, mean over all "
         "positions of the target's text",
+    ),
+    (
+        "near ties",
+        "each greedy token scored by a plain pass over its whole text: the largest logit minus the "
+        "token's, in ulps at the largest logit of the dtype in which the model computes; yes: "
+        "every token is within the stated number; of texts that differ from plain decoding, and of "
+        "all in a dtype narrower than float32",
+    ),
+    (
+        "tau along the text",
+        "tokens per round of the rounds that begin at positions 0, 32, 64, 128, ... of the output, "
+        "and of the context (prompt and output), with 95 % intervals over prompts",
     ),
     ("speed-up of the passes", "of the slowest and of the fastest of the interleaved passes"),
     (

@@ -130,6 +130,8 @@ def _row_facts(row: dict, overlap: dict) -> list[tuple[str, str]]:
         facts.append(("overlap", f"{alpha}, {tokens} tokens"))
     if check := part(row, "lossless"):
         facts.append(("check", f"{check.get('check') or DASH}: {check.get('detail') or DASH}"))
+    if sentence := columns.near_ties(row):
+        facts.append(("near ties", sentence))
     return facts
 
 

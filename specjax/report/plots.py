@@ -39,6 +39,10 @@ MOST_NAMES = 40  # groups of bars in a panel
 MOST_BARS = 30  # of the plot of the decoding time
 FIRST_SHOWN = " Of rows with the same settings the first is shown."
 DASHED: dict[str, Any] = {"color": canvas.GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
+POSITIONS = {
+    "tau_by_output_position": "output position (tokens)",
+    "tau_by_context_position": "context position (tokens)",
+}
 WINDOWS = {"alpha": "acceptance rate (alpha)", "tau": "tokens per round (tau)"}
 
 
@@ -54,6 +58,7 @@ def draw(rows: Sequence[dict]) -> dict[str, Figure]:
         "time_split": time_split,
         "efficiency_by_category": by_category,
         "acceptance_over_time": acceptance_over_time,
+        "tau_along_text": tau_along_text,
     }
     figures = {name: make(rows) for name, make in makers.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -473,3 +478,76 @@ def _changes(windows: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
         if (counts := part(one, "categories"))
     ]
     return [next(group) for _, group in itertools.groupby(largest, key=lambda pair: pair[1])]
+
+
+def tau_along_text(rows: Sequence[dict]) -> Figure | None:
+    """Tokens per round by output position and by context position: a line per method.
+
+    A panel per temperature and kind of position. Rows of a replay are drawn too.
+    """
+    known = [row for row in rows if row.get("category") is None and _several_positions(row)]
+    panels, left_out = _by_temperature(
+        _by_settings(known),
+        lambda row: number(row, "batch_size") or 0,
+        lambda _: ("batch_size",),
+        "Of several batch sizes the smallest is shown.",
+    )
+    if not panels:
+        return None
+    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    drawn = [(heading, key) for heading in panels for key in POSITIONS]
+    figure, axes = canvas.canvas("Tokens per round along the text", [h for h, _ in drawn], 2.9)
+    for ax, (heading, key) in zip(axes, drawn, strict=True):
+        begins: dict[float, float] = {}
+        for label, row in panels[heading].items():
+            ones = _positions(row, key)
+            places = [_place(one["from"]) for one in ones]
+            begins |= {place: one["from"] for place, one in zip(places, ones, strict=True)}
+            points = [one["block_efficiency"] for one in ones]
+            spreads = [_distances(one) for one in ones]
+            bars = list(zip(*spreads, strict=True)) if spreads else None
+            look = canvas.style(labels.index(label))
+            # Beside each other, so that no bar hides another one.
+            aside = 0.05 * (labels.index(label) - (len(labels) - 1) / 2)
+            places = [place + aside for place in places]
+            ax.errorbar(places, points, yerr=bars, elinewidth=1, capsize=2, **look)
+        if begins:
+            spell = lambda place, begins=begins: canvas.number(begins[place])  # noqa: E731
+            canvas.ticks(ax, begins, spell, True)
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel(POSITIONS[key], fontsize=9)
+    for ax in axes[:: len(POSITIONS)]:
+        ax.set_ylabel("tokens per round (tau)", fontsize=9)
+    caption = (
+        "A point is over the rounds that begin between its position and the next one, which is "
+        "twice as far. Bars: 95 % intervals over prompts; none where one prompt is that long. "
+        f"Fewer prompts reach later positions.{left_out}{_note_on_repeats(known)}"
+    )
+    return canvas.finish(figure, labels, caption)
+
+
+def _several_positions(row: dict) -> bool:
+    return any(len(_positions(row, key)) > 1 for key in POSITIONS)
+
+
+def _positions(row: dict, key: str) -> list[dict[str, Any]]:
+    """The intervals of positions of a row that can be drawn."""
+    names = ("from", "block_efficiency")
+    return [
+        one
+        for one in _list(row, key)
+        if isinstance(one, dict) and all(number(one, name) is not None for name in names)
+    ]
+
+
+def _place(begin: float) -> float:
+    """Where an interval that begins there is drawn: 0, 32, 64, 128, ... are one apart."""
+    return math.log2(max(begin, 16))
+
+
+def _distances(one: dict[str, Any]) -> tuple[float, float]:
+    """From tau down and up to the ends of its interval; 0 if it is not known."""
+    ends, tau = _list(one, "interval"), one["block_efficiency"]
+    if len(ends) != 2 or not all(map(inputs.is_number, ends)):
+        return 0.0, 0.0
+    return max(tau - ends[0], 0.0), max(ends[1] - tau, 0.0)

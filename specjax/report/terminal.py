@@ -148,12 +148,28 @@ def notes(rows: Sequence[dict]) -> list[str]:
             f"random prompts{names}: these prompts look like token ids drawn at random; what a "
             "model writes after them is not what it writes for users, so tau and alpha say little"
         )
+    lines += [
+        f"{inputs.one_line(inputs.label(row))}: {sentence}"
+        for row in rows
+        if row.get("category") is None and (sentence := columns.near_ties(row))
+    ]
     if any(columns.BY_KEY["class"].detail(row) == "declared" for row in rows):
         lines.append(
             "declared: the method's author declares the class; "
             "testing.check_drafter and testing.check_accept prove it"
         )
     return lines
+
+
+def curves(found: Sequence[dict]) -> list[str]:
+    """Tokens per round by the draft length, one line for each curve over all prompts."""
+    return [
+        f"tokens per round of {inputs.one_line(each['method'])} for 1 to {len(each['gammas'])} "
+        f"draft tokens, temperature {each['temperature']:g}, batch {each['batch_size']}: "
+        f"{each['length']}"
+        for each in found
+        if each["category"] is None and each["length"]
+    ]
 
 
 def legend(rejected: bool = True) -> Text:

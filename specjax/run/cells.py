@@ -32,7 +32,7 @@ from specjax.bench.methods import Model
 from specjax.data import progress
 from specjax.data.prompts import PromptSet
 from specjax.models import hf
-from specjax.report import advice, terminal
+from specjax.report import advice, columns, terminal
 from specjax.run import build, workdirs
 from specjax.run.settings import Settings
 
@@ -253,6 +253,7 @@ def write(
         seconds=measured.parts.seconds,
         processes=jax.process_count(),
         peak_bytes=peak,
+        curves=(found := results.curves(rows)),
         inputs_sha256=inputs,
     )
     console.print(terminal.table(rows))
@@ -262,7 +263,7 @@ def write(
         f"tokens/s over plain, median of {settings.repeats} interleaved passes; pred: predicted "
         "speed-up; eff: speed-up over pred[/dim]"
     )
-    for note in terminal.notes(rows):
+    for note in (*terminal.notes(rows), *terminal.curves(found)):
         console.print(Text(note, "dim"))
     for line in advice.lines(rows):
         console.print(Text(line))
@@ -279,7 +280,7 @@ def check_lossless(rows: Sequence[dict]) -> None:
     """Raises NotLossless if a row that claims to be lossless failed its check."""
     for row in rows:
         if results.breaks_its_claim(row):
-            detail = row["lossless"]["detail"]
+            detail = "; ".join(filter(None, (row["lossless"]["detail"], columns.near_ties(row))))
             raise NotLossless(f"{row['method']} is not lossless: {detail}; see results.json")
 
 

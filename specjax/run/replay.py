@@ -43,7 +43,10 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
     seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
     _show_skipped(console, recording.skipped)
-    more = {"skipped": recording.skipped, "unfinished": bool(interrupts)}
+    curves = results.curves(rows)
+    for note in terminal.curves(curves):
+        console.print(Text(note, "dim"))
+    more = {"skipped": recording.skipped, "unfinished": bool(interrupts), "curves": curves}
     path = workdirs.write(settings, workdir, rows, command=command, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if interrupts:
@@ -87,7 +90,7 @@ def _rows(
 ) -> list[dict]:
     """The rows of one method: of all conversations, and of each category, sorted by name."""
     batch_size, most = min(settings.batch_size, len(traces)), settings.max_new_tokens
-    counts = replay_lib.measure(
+    measured = replay_lib.measure_rounds(
         method,
         traces,
         batch_size=batch_size,
@@ -96,8 +99,10 @@ def _rows(
         report=report,
     )
     texts = [
-        results.Decoded(trace.category, count, trace.output[: most or None])
-        for trace, count in zip(traces, counts, strict=True)
+        results.Decoded(
+            trace.category, counts, trace.output[: most or None], emitted, len(trace.prompt)
+        )
+        for trace, (counts, emitted) in zip(traces, measured, strict=True)
     ]
     texts.sort(key=lambda text: text.category or "")
     return results.rows_of_texts(method, target, texts, 0.0, batch_size)

@@ -236,7 +236,8 @@ class Settings(declare.Keys):
     prompts: str = key(
         "",
         'or a file: .txt (one prompt per line), .jsonl with a "prompt" key, Spec-Bench, MT-bench, '
-        'HumanEval, GSM8K or MBPP as published (.gz and .xz too); or "stdlib"',
+        "HumanEval, GSM8K, MBPP or SPEED-Bench as published (.gz and .xz, and .parquet); "
+        '"speed_bench:FILE" states the kind; or "stdlib"',
     )
     prompt_kind: str = key(
         "auto",

@@ -103,6 +103,42 @@ def expected_tokens_by_depth(acceptance: Sequence[float]) -> float:
     return 1 + float(np.cumprod(rates).sum())
 
 
+def equal_rate(tokens_per_round: float, gamma: int) -> float:
+    """The alpha for which equation 1 gives these tokens per round: the inverse of equation 1.
+
+    Raises UserError unless they are between 1 and gamma + 1.
+    """
+    tokens, gamma = _tokens_of(tokens_per_round, gamma)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens else (low, middle)
+    return high
+
+
+def minimum_variance_rates(tokens_per_round: float, gamma: int) -> list[float]:
+    """The conditional acceptance at each of gamma depths: as few different lengths as possible.
+
+    tokens_per_round - 1 is a whole number m and a share s: the first m draft tokens are always
+    accepted, the next one with probability s, and no further one. Of all distributions of accepted
+    tokens with this mean it has the least variance, s (1 - s). It is the schedule of "synthetic"
+    acceptance in vLLM. Raises UserError unless the tokens are between 1 and gamma + 1.
+    """
+    tokens, gamma = _tokens_of(tokens_per_round, gamma)
+    return np.clip(tokens - 1 - np.arange(gamma), 0.0, 1.0).tolist()
+
+
+def _tokens_of(tokens_per_round: float, gamma: int) -> tuple[float, int]:
+    """Both, checked."""
+    tokens, gamma = checks.cost("tokens_per_round", tokens_per_round), checks.count("gamma", gamma)
+    if not 1 <= tokens <= gamma + 1:
+        raise UserError(
+            f"tokens_per_round is {tokens_per_round}; it must be between 1 and gamma + 1, which is "
+            f"{gamma + 1}"
+        )
+    return tokens, gamma
+
+
 def oracle_tokens(alpha: Number) -> Number:
     """Tokens per round if every draft ended at its first rejection: 1 / (1 - alpha), inf for 1.
 
@@ -149,12 +185,7 @@ def loop_factors(
     with gamma. The other factor, (gamma + 1) / (gamma c + v(gamma + 1)), rises. Chen et al. 2023
     (2302.01318), figure 1, where gamma is K.
     """
-    tokens, gamma = checks.cost("tokens_per_round", tokens_per_round), checks.count("gamma", gamma)
-    if not 1 <= tokens <= gamma + 1:
-        raise UserError(
-            f"tokens_per_round is {tokens_per_round}; it must be between 1 and gamma + 1, which is "
-            f"{gamma + 1}"
-        )
+    tokens, gamma = _tokens_of(tokens_per_round, gamma)
     return tokens / (gamma + 1), walltime_improvement(1.0, gamma, c, verify)
 
 

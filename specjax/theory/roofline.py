@@ -8,8 +8,9 @@ is the time of a pass over n new tokens in each of B rows with S cached tokens e
 of weights, kappa those of keys and values per cached token, F the operations per token, and G those
 of attention per token and cached token. A pass is bound by memory or by arithmetic, by the longer
 of both times. X are the bytes that a chip of several sends per token (``tensor_parallel``; 0 for
-one chip). Launches, latencies of communication, sampling and cache misses are not modelled, except
-as ``overhead``.
+one chip). With experts W depends on the pass: beside the other weights it reads the experts that at
+least one of its B n tokens has chosen (``distinct_experts``). Launches, latencies of communication,
+sampling and cache misses are not modelled, except as ``overhead``.
 
 Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts
 with the target's weights and a constant part of its cache; SPIRe (2504.06419), which models its
@@ -19,7 +20,11 @@ throughput in this way.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from specjax import checks
 from specjax.errors import UserError
@@ -40,6 +45,18 @@ class Machine(NamedTuple):
     link: float = math.inf  # bytes per second that a chip sends to other chips
 
 
+class Routing(NamedTuple):
+    """The experts of a model: each token of each layer is computed by some of them."""
+
+    experts: int  # in a layer
+    chosen: int  # by a token
+    layers: int  # that have experts
+    bytes_each: float  # of one expert of one layer
+    # (tokens, mean number of distinct experts that they choose in a layer), ascending: measured
+    # (``measured_routing``). (): tokens choose independently and uniformly.
+    measured: tuple[tuple[float, float], ...] = ()
+
+
 class Model(NamedTuple):
     """What a pass of a model reads and computes, in bytes and operations."""
 
@@ -51,6 +68,13 @@ class Model(NamedTuple):
     # Of tables of which a token reads one row: stored, and not read in full.
     table_bytes: float = 0.0
     sent_bytes: float = 0.0  # X, per token, to the other chips that share the model
+    routing: Routing | None = None  # of experts, whose bytes are not in ``weight_bytes``
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of all experts."""
+        own = self.routing
+        return 0.0 if own is None else own.layers * own.experts * own.bytes_each
 
 
 # Of a model whose layers are shared by several chips, each has a part.
@@ -62,17 +86,15 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
 
     Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
     reads one row (positions, and input embeddings that are not also the head) count as parameters,
-    but are neither read in full nor multiplied. Raises UserError for sliding windows, experts
-    and encoders.
+    but are neither read in full nor multiplied. Experts are routed uniformly; ``measured_routing``
+    gives a routing of its own. Raises UserError for sliding windows and encoders.
     """
-    refused = {"sliding windows": config.windows, "experts": config.experts}
     total = parameters(config)
-    for what, given in refused.items():
-        if given:
-            raise UserError(
-                f"the roofline model has no {what}: it takes a decoder that reads all weights for "
-                "every token and the whole cache in every layer"
-            )
+    if config.windows:
+        raise UserError(
+            "the roofline model has no sliding windows: it takes a decoder that reads the whole "
+            "cache in every layer"
+        )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     learned = config.positions == "learned"
@@ -81,16 +103,91 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         looked_up += config.vocab_size * config.hidden_size
     width = config.num_layers * config.head_dim
     used = total - looked_up
+    routing, computed = None, used
+    if (own := config.experts) is not None:
+        each, layers = 3 * config.hidden_size * own.intermediate_size, len(own.layers)
+        routing = Routing(own.experts, own.chosen, layers, each * size)
+        used -= layers * own.experts * each
+        computed = used + layers * own.chosen * each
     # A multiplication and an addition for each weight; for each cached token and head, one product
     # for the attention score and one for the weighted sum of values.
     return Model(
         total,
         used * size,
         2 * width * config.num_kv_heads * kv_size,
-        2 * used,
+        2 * computed,
         4 * width * config.num_heads,
         looked_up * size,
+        routing=routing,
     )
+
+
+def distinct_experts(routing: Routing, tokens: float) -> float:
+    """The expected number of experts of a layer that at least one of ``tokens`` tokens chooses.
+
+    With uniform and independent choices E (1 - (1 - k/E)^T): an expert is not among the k of one
+    token with probability 1 - k/E. Measured numbers are interpolated. Raises UserError beyond them.
+    """
+    count, chosen = checks.count("experts", routing.experts), checks.count("chosen", routing.chosen)
+    tokens = checks.cost("tokens", tokens)
+    if chosen > count:
+        raise UserError(f"chosen is {chosen} of {count} experts; it must be at most their number")
+    if not routing.measured:
+        return (
+            count * -math.expm1(tokens * math.log1p(-chosen / count)) if chosen < count else count
+        )
+    sizes, numbers = zip((0.0, 0.0), *routing.measured, strict=True)
+    if tokens > sizes[-1]:
+        raise UserError(
+            f"the routing was measured for up to {sizes[-1]:g} tokens, not for {tokens:g}; measure "
+            "more"
+        )
+    return float(np.interp(tokens, sizes, numbers))
+
+
+def measured_routing(routing: Routing, routes: npt.ArrayLike, sizes: Sequence[int]) -> Routing:
+    """The routing with the numbers of distinct experts that a model's router has chosen.
+
+    Args:
+        routing: the number of experts, and what they weigh.
+        routes: i[layers,tokens,chosen], the experts of consecutive tokens of a text in each layer.
+        sizes: the numbers of tokens to count for: means over all layers, and over all groups of so
+            many consecutive tokens that begin at a multiple of it.
+
+    Raises UserError for routes of another shape, other experts, or fewer tokens than a size.
+    """
+    chosen = np.asarray(routes)
+    if chosen.ndim != 3 or chosen.shape[2] != routing.chosen:
+        raise UserError(
+            f"routes have shape {chosen.shape}; it must be [layers,tokens,{routing.chosen}]"
+        )
+    if ((chosen < 0) | (chosen >= routing.experts)).any():
+        raise UserError(f"routes must be experts from 0 to {routing.experts - 1}")
+    measured = []
+    for size in sorted({checks.count("a size", size) for size in sizes}):
+        groups = chosen.shape[1] // size
+        if not groups:
+            raise UserError(f"routes have {chosen.shape[1]} tokens, and a size is {size}")
+        some = chosen[:, : groups * size].reshape(-1, size * routing.chosen)
+        used = (some[..., None] == np.arange(routing.experts)).any(1)
+        measured.append((float(size), float(used.sum(1).mean())))
+    return routing._replace(measured=tuple(measured))
+
+
+def expert_time(machine: Machine, model: Model, tokens: float) -> float:
+    """Seconds to read the experts that ``tokens`` tokens choose."""
+    if (own := model.routing) is None:
+        return 0.0
+    read = own.layers * own.bytes_each * distinct_experts(own, tokens)
+    return read / checks.cost("bandwidth", machine.bandwidth, positive=True)
+
+
+def _refuse_experts(model: Model, what: str) -> None:
+    if model.routing is not None:
+        raise UserError(
+            f"{what} is for models without experts: the bytes that a pass over experts reads are "
+            "not linear in the batch; compare pass_time or scaling.speculative for some batches"
+        )
 
 
 def tensor_parallel(
@@ -113,7 +210,9 @@ def tensor_parallel(
             f"{config.num_kv_heads} key heads: {right}"
         )
     reduced = 2 * config.num_layers * config.hidden_size * ACTIVATION_BYTES
-    divided = {name: getattr(whole, name) / chips for name in DIVIDED}
+    divided: dict[str, Any] = {name: getattr(whole, name) / chips for name in DIVIDED}
+    if (own := whole.routing) is not None:
+        divided["routing"] = own._replace(bytes_each=own.bytes_each / chips)
     return whole._replace(**divided, sent_bytes=2 * (chips - 1) / chips * reduced)
 
 
@@ -153,6 +252,7 @@ def pass_time(
     """
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
     batch = checks.cost("batch", batch, positive=True)
+    fixed += expert_time(machine, model, batch * tokens)
     overhead = checks.cost("overhead", machine.overhead)
     sending = sending_time(machine, model, batch, tokens)
     return max(fixed + batch * memory, batch * arithmetic) + sending + overhead
@@ -185,8 +285,9 @@ def saturating_batch(machine: Machine, model: Model, context: float, tokens: int
     """The batch above which a pass is bound by arithmetic, so that each token costs time.
 
     Memory takes W/bandwidth + B S kappa/bandwidth and arithmetic B n (F + S G)/flops. The result is
-    the B at which the two lines cross, or inf if they do not.
+    the B at which the two lines cross, or inf if they do not. Raises UserError for experts.
     """
+    _refuse_experts(model, "saturating_batch")
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)
     return fixed / (arithmetic - memory) if arithmetic > memory else math.inf
 
@@ -210,7 +311,9 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
     decreases with B towards b/S, so the **speed-up grows with the batch**; on short contexts it
     shrinks. This holds while drafting is bound by memory too: at every B if b >= S*(1), else up to
     the ``saturating_batch`` of the draft's pass. MagicDec (2408.11049), analysis of the speed-up.
+    Raises UserError for experts.
     """
+    _refuse_experts(model, "critical_context")
     tokens = checks.count("tokens", tokens, 1)
     bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
     # Operations per byte.

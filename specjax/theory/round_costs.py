@@ -85,6 +85,7 @@ class RooflineRounds(NamedTuple):
     def _pass(self, model: roofline.Model, tokens: int, context: float, each: float) -> float:
         machine = self.machine
         memory = (model.weight_bytes + context * model.kv_bytes) / machine.bandwidth
+        memory += roofline.expert_time(machine, model, tokens)
         arithmetic = tokens * (model.flops + each * model.attention_flops) / machine.flops
         sending = tokens * model.sent_bytes / machine.link
         return max(memory, arithmetic) + sending + machine.overhead

@@ -189,6 +189,7 @@ def break_even(setup: Setup, speculation: Speculation, context: float) -> float:
     The result is real, and below the number of data groups if no batch gains; the memory is not
     considered. It is exact: all times are linear between the batches at which a pass becomes bound
     by arithmetic. If the gain grows with the batch (long contexts), smaller batches may not gain.
+    Raises UserError for experts, where the times are not linear.
     """
     tau = tokens_per_round(speculation)
 
@@ -260,7 +261,7 @@ def _stored(model: roofline.Model | None, context: float) -> tuple[float, float]
     if model is None:
         return 0.0, 0.0
     weights = checks.cost("weight_bytes", model.weight_bytes)
-    weights += checks.cost("table_bytes", model.table_bytes)
+    weights += checks.cost("table_bytes", model.table_bytes) + model.expert_bytes
     return weights, checks.cost("context", context) * checks.cost("kv_bytes", model.kv_bytes)
 
 

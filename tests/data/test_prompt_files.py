@@ -4,6 +4,7 @@ import collections
 import gzip
 import json
 import lzma
+import sys
 
 import pytest
 
@@ -298,3 +299,109 @@ def test_a_compressed_file_is_read_and_a_part_of_one_is_one_line(tmp_path, suffi
         path.write_bytes(cut)
         with pytest.raises(UserError, match=f"copy it again, or use a name without {suffix}"):
             prompt_files.read(path, "p")
+
+
+DOMAINS = (
+    *("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay"),
+    *("stem", "summarization", "writing"),
+)
+
+
+def speed_rows(categories, each=2):
+    """Made-up rows with the fields of SPEED-Bench."""
+    rows = []
+    for number, category in enumerate(c for c in categories for _ in range(each)):
+        turns = [f"Question {number}?"] + ["And then?"] * (number % 2)
+        rows.append(
+            {
+                "question_id": f"q{number:03d}",
+                "category": category,
+                "sub_category": None if number % 3 else "some",
+                "turns": turns,
+                "source": "made-up",
+                "src_id": str(number),
+                "difficulty": None,
+                "multiturn": len(turns) > 1,
+            }
+        )
+    return rows
+
+
+def parquet_of(path, rows):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_speed_bench_is_read_from_parquet_and_from_both_forms_of_lines(file, tmp_path):
+    rows = speed_rows(DOMAINS)
+    messages = [
+        {k: v for k, v in row.items() if k != "turns"}
+        | {"messages": [{"role": "user", "content": turn} for turn in row["turns"]]}
+        for row in rows
+    ]
+    paths = [
+        file(*rows, name="turns.jsonl"),
+        file(*messages, name="qualitative.jsonl"),
+        parquet_of(tmp_path / "qualitative" / "test.parquet", rows),
+    ]
+    asked = [Conversation(row["question_id"], row["category"], tuple(row["turns"])) for row in rows]
+    for path in paths:
+        for kind in ("auto", "speed_bench"):
+            assert prompt_files.read(path, "p", kind) == asked
+    chosen = prompt_files.sample(asked, 11)
+    assert sorted(each.category for each in chosen) == sorted(DOMAINS)
+
+
+def test_a_set_for_throughput_has_its_entropies_as_categories(tmp_path):
+    rows = speed_rows(("low_entropy", "mixed", "high_entropy"), 4)
+    path = parquet_of(tmp_path / "throughput_1k" / "test.parquet", rows)
+    found = collections.Counter(each.category for each in prompt_files.read(path, "p"))
+    assert found == {"low_entropy": 4, "mixed": 4, "high_entropy": 4}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"turns": [f"{prompt_files.PLACEHOLDER} FROM THE SOURCE\n\n{{question}}"]},
+            "p line 2 has a placeholder and no text: run prepare_data.py of SPEED-Bench, which "
+            "fetches the texts, and give the file that it writes",
+        ),
+        ({"turns": []}, 'p line 2 has no turn in its "turns"; give at least one text'),
+        (
+            {"messages": [{"role": "system", "content": "Be short."}]},
+            "p line 2 has a message of the role 'system'; the messages of a line of speed_bench "
+            "are the turns of the user",
+        ),
+        ({"category": None}, 'p line 2 has None as its "category"'),
+    ],
+)
+def test_rows_of_speed_bench_that_are_refused(file, change, message):
+    good, bad = speed_rows(("qa",))
+    with pytest.raises(UserError) as error:
+        prompt_files.read(file(good, bad | change), "p")
+    assert str(error.value).startswith(message)
+
+
+def test_parquet_files_that_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "test.parquet"
+    path.write_bytes(b"no parquet")
+    parquet_of(tmp_path / "empty.parquet", speed_rows(("qa",)))
+    with pytest.raises(UserError, match="p is no readable Parquet file: .*; copy it again"):
+        prompt_files.read(path, "p")
+    with pytest.raises(UserError, match="p is no readable Parquet file"):
+        prompt_files.read(tmp_path / "missing.parquet", "p")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'specjax\[parquet\]', or give JSON Lines"):
+        prompt_files.read(path, "p")
+
+
+def test_a_name_may_begin_with_its_kind():
+    assert prompt_files.named("speed_bench:a/b.parquet") == ("speed_bench", "a/b.parquet")
+    assert prompt_files.named("mt_bench:q.jsonl") == ("mt_bench", "q.jsonl")
+    for name in ("q.jsonl", "gs://bucket/q.jsonl", "speed_bench", "other:q.jsonl", ""):
+        assert prompt_files.named(name) == ("", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -110,3 +111,21 @@ def test_a_sample_of_a_file_and_what_is_learnt_from(target, tmp_path):
         prompts.check(source, str(path), 9)
     with pytest.raises(UserError, match="there are 12 prompts, and config.warm_prompts takes 12"):
         prompts.check(PromptSource(names=(str(path),), warm_prompts=12), str(path), 1)
+
+
+def test_a_split_of_speed_bench_has_the_name_of_its_folder(target, tmp_path):
+    row = {"question_id": "a", "category": "qa", "sub_category": None, "turns": ["def f1(x):"]}
+    names = []
+    for split in ("qualitative", "throughput_1k"):
+        path = tmp_path / split / "test.jsonl"
+        path.parent.mkdir()
+        path.write_text(json.dumps(row) + "\n")
+        names.append(f"speed_bench:{path}")
+    source = PromptSource(names=tuple(names))
+    read = [prompts.read(source, target, lambda _: [], name=name) for name in names]
+    assert [each.name for each in read] == ["qualitative", "throughput_1k"]
+    assert read[0].about() == "qualitative: 1 prompts (qa 1)"
+    assert read[0].prompts[0][:1] + read[0].prompts[0][2:4] == ("def f1(x):", "qa", "a")
+    with pytest.raises(UserError) as error:
+        prompts.read(dataclasses.replace(source, kind="gsm8k"), target, lambda _: [], name=names[0])
+    assert "the kind is speed_bench, and config.prompt_kind is gsm8k" in str(error.value)

@@ -133,3 +133,35 @@ def test_a_bad_row_does_not_prevent_a_figure(bad):
     assert expected <= set(figures)
     for figure in figures.values():
         ElementTree.fromstring(plots.svg(figure))
+
+
+def test_tau_along_the_text_has_both_kinds_of_positions_and_intervals():
+    """A replay has no speed-up: its rows are drawn too."""
+
+    def along(taus, first=0):
+        begins = [first, *(32 << n for n in range(8) if 32 << n > first)]
+        return [
+            {"from": begin, "block_efficiency": tau, "interval": [tau - 0.5, tau + 0.25]}
+            for begin, tau in zip(begins, taus, strict=False)
+        ]
+
+    fields = {
+        "tau_by_output_position": along([3.0, 2.5, 2.0]),
+        "tau_by_context_position": along([2.75, 2.25], 64),
+    }
+    rows = [row(speedup=None, **fields), row("other", speedup=None, **fields), row(**fields)]
+    figure = plots.draw(rows[:2])["tau_along_text"]
+    assert legend(figure) == ["draft_model", "other"] and len(figure.axes) == 2
+    output, context = figure.axes
+    lines = [line for line in output.lines if len(line.get_ydata()) == 3]
+    assert lines[0].get_ydata().tolist() == [3.0, 2.5, 2.0]
+    assert [text.get_text() for text in output.get_xticklabels()] == ["0", "32", "64"]
+    assert [text.get_text() for text in context.get_xticklabels()] == ["64", "128"]
+    assert output.get_xlabel().startswith("output position")
+    bars = output.collections[0].get_segments()
+    assert [[low, high] for (_, low), (_, high) in bars] == [[2.5, 3.25], [2, 2.75], [1.5, 2.25]]
+    short = {key: value[:1] for key, value in fields.items()}
+    assert "tau_along_text" not in plots.draw([row(speedup=None, **short)])
+    odd = {"tau_by_output_position": [3, {"from": 0}, *along([3.0, 2.0])[:2]]}
+    odd["tau_by_output_position"][2]["interval"] = None
+    assert len(plots.draw([row(speedup=None, **odd)])["tau_along_text"].axes) == 2

@@ -567,3 +567,44 @@ def test_passes_go_to_disk_and_back():
 
 def test_size_counts_floats():
     assert summaries.size({"a": np.zeros((2, 3), np.float32), "b": np.arange(4)}) == 6
+
+
+def test_a_golden_curve_of_speed_bench_is_what_controlled_takes(cli, target, draft, tmp_path):
+    """Measured, replayed from the recording of the same texts, and used as a length."""
+    path = tmp_path / "qualitative" / "test.jsonl"
+    path.parent.mkdir()
+    rows = [q | {"question_id": str(q["question_id"]), "sub_category": None} for q in QUESTIONS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = [f"--config.target={target}", f"--config.prompts=speed_bench:{path}"]
+    model += ["--config.max_new_tokens=10"]
+    golden = BENCH.replace("bench.py", "golden.py")
+    keys = ["--config.drafter.name=draft_model", f"--config.drafter.model={draft}"]
+    keys += ["--config.grid.gammas=(1,2)", "--config.report=False"]
+    keys += ["--config.grid.temperatures=(0.0,)"]
+    status, out, err, workdir = cli(golden, *model, *keys)
+    assert (status, err) == (0, "")
+    curves = results(workdir)["curves"]
+    assert [curve["category"] for curve in curves] == [None, "writing", "math"]
+    whole = curves[0]
+    assert whole["prompt_set"] == "qualitative" and whole["gammas"] == [1, 2]
+    assert f"draft_model for 1 to 2 draft tokens, temperature 0, batch 1: {whole['length']}" in out
+    taus = [row["block_efficiency"] for row in results(workdir)["rows"] if not row["category"]]
+    assert whole["tokens_per_round"] == taus and len(whole["intervals"][0]) == 2
+    # Replay has the same curve for the same texts.
+    record = tmp_path / "texts.jsonl"
+    status, _, err, _ = cli(GENERATE, *model, f"--config.record={record}", workdir=tmp_path / "g")
+    assert (status, err) == (0, "")
+    again = [f"{golden}:replay", f"--config.target={target}", f"--config.traces={record}"]
+    again += [keys[0], keys[1], keys[2]]
+    status, out, err, workdir = cli(*again, workdir=tmp_path / "replayed")
+    assert (status, err) == (0, "") and whole["length"] in out
+    replayed = results(workdir)["curves"][0]
+    assert replayed["tokens_per_round"] == taus
+    assert replayed["intervals"] == [pytest.approx(each) for each in whole["intervals"]]
+    fixed = [BENCH.replace("bench.py", "controlled.py"), *model, "--config.report=False"]
+    fixed += ["--config.drafter.drafters.inner.gamma=2", "--config.drafter.length=1.5,1.75"]
+    status, _, err, workdir = cli(*fixed, workdir=tmp_path / "fixed")
+    assert (status, err) == (0, "")
+    row = results(workdir)["rows"][0]
+    # Every draft token of depth 1 with probability 0.75, and none of depth 2.
+    assert row["lossless"]["passed"] and row["acceptance_by_depth"][1:] in ([], [0.0])

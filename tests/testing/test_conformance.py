@@ -27,20 +27,13 @@ from specjax.types import SIBLINGS
 
 RULES = {name: accept.load(name) for name in accept.names()}
 DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
-# These cases differ from another one in topology alone: one rule is enough for each.
-ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 # Rules of the pairs that run by default; in every pair the drafts of some rows are ragged.
 # Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with traversal;
 # deterministic ones with match, deterministic, recursive and traversal; independent ones with
 # recursive (test_laws.py enumerates the others). A lossy rule depends on the target's probs alone,
 # so it runs with one drafter.
 DEFAULT = {name: rules for name, rules in cases.RULES.items() if rules and name in cases.NAMES}
-PAIRS = [
-    (case, rule)
-    for case, drafter in DRAFTERS.items()
-    for rule in ONLY.get(case, RULES)
-    if drafter.siblings in RULES[rule].siblings
-]
+PAIRS = [(case, rule) for case, rule, _ in cases.pairs()]
 
 
 def pair(case, rule):

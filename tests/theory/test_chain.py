@@ -269,3 +269,60 @@ def test_errors(call, message):
     with pytest.raises(UserError) as error:
         call()
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# Published curves of tokens per round by draft length 1 to 8: InferenceX, golden acceptance lengths
+# (golden_al_distribution), SPEED-Bench coding with 4,096 new tokens, read in November 2026.
+GOLDEN = {
+    "Kimi-K3 DSpark": (1.84, 2.45, 2.87, 3.22, 3.44, 3.54, 3.78, 3.88),
+    "Kimi-K3 DSpark, block verification": (1.85, 2.51, 3.00, 3.36, 3.62, 3.75, 3.84, 4.00),
+    "Qwen3.5-397B MTP": (1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04, 5.21),
+    "MiniMax-M3 EAGLE-3": (1.84, 2.52, 2.93, 3.41, 3.59, 3.57, 3.85, 4.06),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_equation_1_does_not_have_the_published_curves(name):
+    """The rate that explains the first draft token explains too many of eight.
+
+    The acceptance of a depth falls with the depth, so the best draft is shorter than that of
+    equation 1.
+    """
+    curve = GOLDEN[name]
+    rates = [theory.equal_rate(tokens, gamma) for gamma, tokens in enumerate(curve, 1)]
+    for gamma, (rate, tokens) in enumerate(zip(rates, curve, strict=True), 1):
+        assert theory.expected_tokens(rate, gamma) == pytest.approx(tokens)
+    assert rates[0] == pytest.approx(curve[0] - 1) and rates[7] < rates[0] - 0.05
+    of_equation = [theory.expected_tokens(rates[0], gamma) for gamma in range(1, 9)]
+    assert of_equation[7] > 1.2 * curve[7]
+    c = 0.1
+    best = 1 + int(np.argmax([theory.speedup(t, g * c, 1) for g, t in enumerate(curve, 1)]))
+    assert best < theory.optimal_gamma(rates[0], c, 8)[0]
+
+
+@given(st.integers(1, 12), st.floats(0, 1))
+@few
+def test_schedules_of_a_length(gamma, share):
+    """Both have the length as their mean, by enumeration; no other schedule has less variance."""
+    tokens = 1 + share * gamma
+    spread = []
+    for rates in (
+        theory.minimum_variance_rates(tokens, gamma),
+        [theory.equal_rate(tokens, gamma)] * gamma,
+    ):
+        assert theory.expected_tokens_by_depth(rates) == pytest.approx(tokens)
+        reached = np.cumprod([1.0, *rates])
+        probs = reached - np.append(reached[1:], 0.0)
+        lengths = 1 + np.arange(gamma + 1)
+        assert probs @ lengths == pytest.approx(tokens)
+        spread.append(probs @ (lengths - tokens) ** 2)
+    rest = tokens % 1
+    assert spread[0] == pytest.approx(rest * (1 - rest), abs=1e-9)
+    assert spread[0] <= spread[1] + 1e-9
+
+
+@pytest.mark.parametrize("function", [theory.equal_rate, theory.minimum_variance_rates])
+def test_lengths_that_no_draft_has(function):
+    for tokens in (0.5, 4.1):
+        with pytest.raises(UserError, match="must be between 1 and gamma"):
+            function(tokens, 3)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from flax import nnx
 
 from specjax import theory
 from specjax.errors import UserError
 from specjax.models import families, t5_config
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import ExpertMlp, Transformer
 from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.theory import roofline
 
@@ -204,3 +205,123 @@ def test_errors(call, message):
     with pytest.raises(UserError) as error:
         call()
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# Qwen3-30B-A3B.
+MOE = TransformerConfig(
+    *("qwen3_moe", 151936, 2048, 6144, 48, 32, 4, 128, 40960),
+    tie_embeddings=False,
+    qk_norm=True,
+    experts=Experts(128, 8, 768, layers=tuple(range(48))),
+)
+
+
+def test_a_model_of_experts_has_the_published_sizes():
+    """30.5B parameters of which 3.3B compute a token: the model card, with the embeddings."""
+    model = roofline.model_of(MOE)
+    assert model.parameters == pytest.approx(30.5e9, rel=0.005)
+    assert (model.flops / 2 + MOE.vocab_size * MOE.hidden_size) == pytest.approx(3.3e9, rel=0.02)
+    stored = model.weight_bytes + model.expert_bytes + model.table_bytes
+    assert stored == 2 * model.parameters
+    halves = roofline.tensor_parallel(MOE, 2)
+    assert halves.expert_bytes == model.expert_bytes / 2
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (12, 1), (5, 5)])
+def test_distinct_experts_by_counting(experts, chosen):
+    generator = np.random.default_rng(0)
+    routing = roofline.Routing(experts, chosen, 1, 1.0)
+    for tokens in (1, 2, 5, 20):
+        choices = generator.random((4000, tokens, experts)).argsort(-1)[..., :chosen]
+        counted = [len(set(each.ravel())) for each in choices]
+        error = np.std(counted) / math.sqrt(len(counted))
+        expected = roofline.distinct_experts(routing, tokens)
+        assert abs(np.mean(counted) - expected) <= 4 * error + 1e-9
+    assert roofline.distinct_experts(routing, 1) == pytest.approx(chosen)
+    assert roofline.distinct_experts(routing, 1e6) == pytest.approx(experts)
+
+
+def test_a_pass_reads_the_experts_that_its_router_chooses():
+    """The router of a tiny layer of experts: counted one by one; the time of a pass follows."""
+    layer = ExpertMlp(8, Experts(6, 2, 5), np.float32, nnx.Rngs(0))
+    x = np.random.default_rng(1).normal(size=(1, 24, 8)).astype(np.float32)
+    routes = np.asarray(layer.route(x)[1])
+    small = families.shape(
+        "qwen3_moe",
+        num_kv_heads=2,
+        max_positions=16,
+        experts=Experts(6, 2, 5, layers=(1,)),
+        **SMALL,
+    )
+    model = roofline.model_of(small, 4)
+    measured = roofline.measured_routing(model.routing, routes, [1, 3, 24])
+    counted = [len(set(routes[0, at : at + 3].ravel())) for at in range(0, 24, 3)]
+    assert measured.measured[:2] == ((1, 2), (3, pytest.approx(np.mean(counted))))
+    assert measured.measured[2] == (24, len(set(routes.ravel())))
+    assert roofline.distinct_experts(measured, 2) == pytest.approx((2 + np.mean(counted)) / 2)
+    slow = roofline.Machine(bandwidth=1e3, flops=1e12)
+    one = 4 * 3 * 8 * 5 / 1e3
+    plain = model._replace(routing=None)
+    for routing in (model.routing, measured):
+        own = model._replace(routing=routing)
+        for batch, tokens in ((1, 1), (1, 3), (3, 1), (8, 3)):
+            took = roofline.pass_time(slow, own, batch, 10, tokens)
+            took -= roofline.pass_time(slow, plain, batch, 10, tokens)
+            assert took == pytest.approx(one * roofline.distinct_experts(routing, batch * tokens))
+    assert model.expert_bytes == 6 * 4 * 3 * 8 * 5
+
+
+def test_what_experts_do_to_speculation():
+    """At batch 1 the verified tokens read more experts; where all are read it is free again."""
+    h200 = roofline.Machine(4.8e12, 989e12)
+    model = roofline.model_of(MOE)
+    dense = model._replace(routing=None)
+
+    def cost(own, batch):
+        many, one = (roofline.pass_time(h200, own, batch, 1000, n) for n in (5, 1))
+        return many / one
+
+    assert cost(dense, 1) == pytest.approx(1)
+    costs = [cost(model, batch) for batch in (1, 8, 64)]
+    assert costs == sorted(costs, reverse=True) and costs[0] > 2 and costs[-1] < 1.1
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda model: roofline.saturating_batch(A100, model, 10),
+            "saturating_batch is for models without experts",
+        ),
+        (
+            lambda model: roofline.critical_context(A100, model, 2),
+            "critical_context is for models without experts",
+        ),
+        (
+            lambda model: roofline.measured_routing(model.routing, np.zeros((1, 4, 3), int), [1]),
+            "routes have shape (1, 4, 3); it must be [layers,tokens,8]",
+        ),
+        (
+            lambda model: roofline.measured_routing(model.routing, np.full((1, 4, 8), 128), [1]),
+            "routes must be experts from 0 to 127",
+        ),
+        (
+            lambda model: roofline.measured_routing(model.routing, np.zeros((1, 4, 8), int), [5]),
+            "routes have 4 tokens, and a size is 5",
+        ),
+        (
+            lambda model: roofline.distinct_experts(
+                model.routing._replace(measured=((1.0, 8.0),)), 2
+            ),
+            "the routing was measured for up to 1 tokens, not for 2; measure more",
+        ),
+        (
+            lambda model: roofline.distinct_experts(model.routing._replace(chosen=200), 2),
+            "chosen is 200 of 128 experts; it must be at most their number",
+        ),
+    ],
+)
+def test_what_experts_refuse(call, message):
+    with pytest.raises(UserError) as error:
+        call(roofline.model_of(MOE))
+    assert str(error.value).startswith(message)

@@ -8,18 +8,27 @@ section 3.1) is ``rate`` at every depth, for any size of model and with random w
 is that of plain greedy decoding. (A rule that ignores the target, such as vLLM's "synthetic" rule,
 also controls acceptance, but its text has no meaning.)
 
+``length`` gives the tokens per round in place of a rate, so that speed is measured at the
+acceptance of another system: a number, or a published curve with a number for each draft length.
+``schedule`` says at which depths tokens are accepted: with the least variance, as vLLM does, or
+independently with one rate (``theory.minimum_variance_rates``, ``theory.equal_rate``). Rounds that
+a limit or end-of-sequence cuts are shorter.
+
 The continuation is decoded while the prompt is read, before any time is measured. On sampled text
 the class is L1 too, but the acceptance rate is not ``rate``; the command line refuses it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from specjax import declare, decode, rng, sampling, tree
+from specjax import declare, decode, rng, sampling, theory, tree
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import none
@@ -49,6 +58,20 @@ class State(struct.PyTreeNode):
     record: Array  # i32[B,S] the prompt, then its greedy continuation
 
 
+def _lengths(value: Any) -> tuple[float, ...]:
+    """The tokens per round that the key ``length`` names; (): not given. Raises UserError."""
+    try:
+        parts = value.split(",") if isinstance(value, str) else np.atleast_1d(value).tolist()
+        lengths = tuple(float(part) for part in parts if part != "")
+    except (TypeError, ValueError):
+        lengths = (math.nan,)
+    if not all(1 <= each < math.inf for each in lengths):
+        raise UserError(
+            f"length is {value!r}; give tokens per round, each at least 1, as 3.54 or 1.84,2.45"
+        )
+    return lengths
+
+
 class Keys(declare.Keys):
     """The keys of ``controlled``."""
 
@@ -59,16 +82,35 @@ class Keys(declare.Keys):
         "ready-made ``Drafter``. A chain, or a deterministic tree; of a tree, one node at each "
         "depth is controlled and the others are wrong."
     )
-    rate: float = key(
-        0.8,
-        "probability that the controlled token of a depth is the target's, in [0, 1]",
+    rate: float | None = key(
+        None,
+        "probability that the controlled token of a depth is the target's, in [0, 1]; 0.8 unless "
+        "``length`` is given",
         least=0,
         most=1,
+    )
+    length: Sequence[float] | str = key(
+        (),
+        "instead of ``rate``: tokens per round, the target's own included, as 3.54; or one for "
+        "each draft length from 1 on, as 1.84,2.45,2.87, of which the inner drafter's is taken",
+        parse=_lengths,
+    )
+    schedule: str = key(
+        "minimum_variance",
+        "of ``length``: the first tokens always and one with the rest of the probability, or "
+        "independent, one rate at every depth",
+        choices=("minimum_variance", "independent"),
     )
 
     def check(self) -> None:
         only = "one inner drafter and got {got}; give one"
         _stages.check("controlled", self.drafters, only)
+        if self.length and self.rate is not None:
+            raise UserError("controlled takes a rate or a length, not both; leave one of them out")
+        if self.schedule != "minimum_variance" and not self.length:
+            raise UserError(
+                f"schedule is {self.schedule!r} and no length is given; give it, or leave both out"
+            )
 
 
 @declare.method(Keys)
@@ -77,7 +119,7 @@ def make(target: LM, keys: Keys) -> Drafter:
 
     Raises:
         UserError: no inner drafter or several, one that drafts no tokens or samples siblings, a
-            rate outside [0, 1].
+            rate outside [0, 1], a rate and a length, a length that the draft cannot have.
     """
     [stage] = _stages.build(target, keys.drafters, gaps=False)
     if not stage.nodes:
@@ -87,9 +129,10 @@ def make(target: LM, keys: Keys) -> Drafter:
             "controlled takes chains and deterministic trees; "
             f"{stage.name} drafts {stage.siblings} siblings"
         )
+    rates = _rates(keys, stage.longest)
     stage = _stages.with_params(stage, "drafter")
     return Drafter(
-        init_params=Bound(_init_params, stage, keys.rate),
+        init_params=Bound(_init_params, stage, rates),
         init=Bound(_init, target, stage),
         propose=Bound(_propose, target.vocab_size, stage),
         update=Bound(_update, stage),
@@ -111,9 +154,29 @@ def make(target: LM, keys: Keys) -> Drafter:
     )
 
 
-def _init_params(stage: Drafter, rate: float, key):
-    # The rate is a parameter, so that no program is compiled again for another rate.
-    return {"drafter": stage.init_params(key), "rate": jnp.asarray(rate, jnp.float32)}
+def _rates(keys: Keys, depth: int) -> tuple[float, ...]:
+    """The conditional acceptance at each depth. Raises UserError."""
+    if not keys.length:
+        return (0.8 if keys.rate is None else keys.rate,) * depth
+    if 1 < len(keys.length) < depth:
+        raise UserError(
+            f"length has {len(keys.length)} values, and the inner drafter drafts {depth} tokens; "
+            "give one for each draft length up to that"
+        )
+    tokens = float(keys.length[depth - 1 if len(keys.length) > 1 else 0])
+    if tokens > depth + 1:
+        raise UserError(
+            f"length is {tokens:g}, and a round with {depth} draft tokens has at most {depth + 1}; "
+            "give a smaller one, or a longer draft"
+        )
+    if keys.schedule == "independent":
+        return (theory.equal_rate(tokens, depth),) * depth
+    return tuple(theory.minimum_variance_rates(tokens, depth))
+
+
+def _init_params(stage: Drafter, rates: tuple[float, ...], key):
+    # The rates are a parameter, so that no program is compiled again for others.
+    return {"drafter": stage.init_params(key), "rate": jnp.asarray(rates, jnp.float32)}
 
 
 def _init(target: LM, stage: Drafter, params, context, target_out, slots):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from marks import by_default
 
-from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import accept, decode, drafters, rng, sampling, testing, theory
 from specjax.bench import metrics
 from specjax.errors import UserError
 from specjax.types import Context, ModelParams
@@ -169,3 +169,68 @@ def test_invalid_keys_are_refused():
         with pytest.raises(UserError) as error:
             drafters.make("controlled", TARGET, **keys)
         assert message in str(error.value)
+
+
+# InferenceX, golden acceptance lengths by draft length (tests/theory/test_chain.py): Kimi-K3
+# DSpark, and Qwen3.5-397B MTP.
+GOLDEN = (
+    "1.84,2.45,2.87,3.22,3.44,3.54,3.78,3.88",
+    (1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04, 5.21),
+)
+
+
+@functools.cache
+def chain(gamma):
+    return drafters.make("draft_model", TARGET, model=DRAFT, gamma=gamma, params=cases.table(1, V))
+
+
+def rounds_of(gamma, rounds, **keys):
+    """Tokens of rounds f[rounds,ROWS] before the limit, by a program that all lengths share."""
+    made = drafters.make("controlled", TARGET, drafters=[chain(gamma)], **keys)
+    params = ModelParams(cases.table(0, V), made.init_params(jax.random.key(0)))
+    shared, new = drafters.make("controlled", TARGET, drafters=[chain(gamma)]), rounds * (gamma + 1)
+    state, _ = begin(shared, params, new)
+    rule = accept.load("match")
+    _, records = decode.generate(TARGET, shared, rule, params, state, max_steps=rounds)
+    return 1 + np.asarray(records.accepted)[:rounds]
+
+
+@pytest.mark.parametrize("gamma", [3, 8])
+@pytest.mark.parametrize("curve", GOLDEN, ids=["text", "numbers"])
+def test_golden_curves_reproduce_their_length(gamma, curve):
+    """Within 0.5 % over 10,048 rounds, with at most two lengths of a round."""
+    emitted = rounds_of(gamma, 157, length=curve)
+    values = curve.split(",") if isinstance(curve, str) else curve
+    wanted = float(values[gamma - 1])
+    assert emitted.size >= 10_000 and abs(emitted.mean() / wanted - 1) < 0.005
+    assert set(np.unique(emitted)) == {int(wanted), int(wanted) + 1}
+
+
+def test_independent_acceptance_reproduces_a_length():
+    """One rate at every depth: the mean within four standard errors, and every depth its rate."""
+    emitted = rounds_of(8, 157, length=3.54, schedule="independent")
+    assert abs(emitted.mean() - 3.54) < 4 * emitted.std() / np.sqrt(emitted.size)
+    rate = theory.equal_rate(3.54, 8)
+    for depth in range(1, 9):
+        reached, passed = (emitted >= depth).sum(), (emitted >= depth + 1).sum()
+        assert abs(passed - rate * reached) < 4 * np.sqrt(reached * rate * (1 - rate))
+    assert len(np.unique(emitted)) == 9
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"length": 3.0, "rate": 0.5}, "controlled takes a rate or a length, not both"),
+        ({"length": 5.5}, "length is 5.5, and a round with 3 draft tokens has at most 4"),
+        ({"length": (1.8, 2.4)}, "length has 2 values, and the inner drafter drafts 3 tokens"),
+        ({"length": "fast"}, "length is 'fast'; give tokens per round, each at least 1"),
+        ({"length": 0.5}, "length is 0.5; give tokens per round, each at least 1"),
+        ({"length": "nan"}, "length is 'nan'; give tokens per round, each at least 1"),
+        ({"schedule": "independent"}, "schedule is 'independent' and no length is given"),
+        ({"length": 2, "schedule": "any"}, "schedule is 'any'"),
+    ],
+)
+def test_lengths_that_are_refused(keys, message):
+    with pytest.raises(UserError) as error:
+        drafters.make("controlled", TARGET, drafters=[inner("chain")], **keys)
+    assert str(error.value).startswith(message)
