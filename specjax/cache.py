@@ -1,13 +1,21 @@
-"""The key/value cache: two arrays per layer and a length per row.
+"""The cache of the committed text: keys and values or a state per layer, and a length per row.
 
 A layer with a sliding window of W positions has at most W slots. If the text is longer, they are a
 ring: position p is in slot p mod W, and replaces position p - W, which no later token attends to.
 
 A model reads the cache and returns the keys and values of the tokens that it was fed, a
 ``KVBlock``. ``commit`` writes those of the accepted tokens; nothing else writes to the cache.
+
+A recurrent layer has a state of constant size (``State``), which nothing can take a token out of
+again. Its part of a block are ``Updates``: what each token adds to the state that is before it on
+its path. So a node of a tree costs as much memory as its keys and values, not a state, and
+``commit`` computes the state after the accepted path from the one before the block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +84,57 @@ class GrownBlock(struct.PyTreeNode):
         return GrownBlock(k, v)
 
 
+class State(struct.PyTreeNode):
+    """What a recurrent layer keeps of the committed text; zeros for an empty one."""
+
+    memory: jax.Array  # f32[B,H,K,V], float64 in exactness tests
+    window: jax.Array  # [B,W-1,C] the newest inputs of its convolution
+
+
+class Updates(struct.PyTreeNode):
+    """What P tokens that are not committed do to the state of a recurrent layer.
+
+    A token with the state S before it on its path leaves exp(decay) S + key value^T. The value is
+    what the delta rule writes, after what S had at the key was taken off: it depends on the path.
+    """
+
+    keys: jax.Array  # f32[B,P,G,K] H is a multiple of G
+    values: jax.Array  # f32[B,P,H,V]
+    decay: jax.Array  # f32[B,P,H] at most 0
+    inputs: jax.Array  # [B,P,C] of the convolution
+
+
+class MixedCache(struct.PyTreeNode):
+    """The cache of a decoder with recurrent layers, and perhaps some with attention."""
+
+    attention: KVCache  # of the layers with attention, in order
+    states: tuple[State, ...]  # of the recurrent layers, in order
+    recurrent: tuple[bool, ...] = struct.field(pytree_node=False)  # for each layer
+
+    @property
+    def length(self) -> jax.Array:
+        """i32[B] tokens committed."""
+        return self.attention.length
+
+
+class MixedBlock(struct.PyTreeNode):
+    """P tokens that are not committed, of a decoder with recurrent layers."""
+
+    attention: KVBlock  # of the layers with attention
+    updates: tuple[Updates, ...]
+    recurrent: tuple[bool, ...] = struct.field(pytree_node=False)  # for each layer
+
+    @property
+    def output(self) -> jax.Array:
+        """f32[B,P]: that of ``KVBlock``."""
+        return self.attention.output
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.attention.size
+
+
 class Queries(struct.PyTreeNode):
     """The queries of T tokens in one layer, of Q heads; Q is a multiple of the key heads."""
 
@@ -101,8 +160,34 @@ def zeros(
     return KVCache(k, v, jnp.zeros((batch,), jnp.int32), windows)
 
 
-def select(cache: KVCache, layers: tuple[int, ...]) -> KVCache:
+def block_of(layers: Sequence[tuple[jax.Array, jax.Array] | Updates], output: jax.Array) -> Any:
+    """The block with these layers, each (keys, values) or ``Updates``; output f32[B,P]."""
+    recurrent = tuple(isinstance(layer, Updates) for layer in layers)
+    pairs: Any = [layer for layer in layers if not isinstance(layer, Updates)]
+    k, v = zip(*pairs, strict=True) if pairs else ((), ())
+    block = KVBlock(k, v, output)
+    if not any(recurrent):
+        return block
+    return MixedBlock(block, tuple(x for x in layers if isinstance(x, Updates)), recurrent)
+
+
+def layers_of(block: KVBlock | MixedBlock) -> list[tuple[jax.Array, jax.Array] | Updates]:
+    """The layers of a block; the inverse of ``block_of``."""
+    if isinstance(block, KVBlock):
+        return list(zip(block.k, block.v, strict=True))
+    pairs, updates = iter(layers_of(block.attention)), iter(block.updates)
+    return [next(updates if own else pairs) for own in block.recurrent]
+
+
+def select(cache: Any, layers: tuple[int, ...]) -> Any:
     """The same cache with only these layers; nothing is copied."""
+    if isinstance(cache, MixedCache):
+        own = [sum(cache.recurrent[:layer]) for layer in layers if cache.recurrent[layer]]
+        rest = [layer for layer in layers if not cache.recurrent[layer]]
+        rest = tuple(layer - sum(cache.recurrent[:layer]) for layer in rest)
+        attention, states = select(cache.attention, rest), tuple(cache.states[i] for i in own)
+        recurrent = tuple(cache.recurrent[layer] for layer in layers)
+        return MixedCache(attention, states, recurrent) if own else attention
     return cache.replace(
         k=tuple(cache.k[layer] for layer in layers),
         v=tuple(cache.v[layer] for layer in layers),
@@ -163,15 +248,20 @@ def write_after(start: jax.Array, output: jax.Array) -> jax.Array:
     return start + jnp.isnan(output).any(-1).astype(start.dtype)
 
 
-def commit(
-    cache: KVCache, block: KVBlock, count: jax.Array, path: jax.Array | None = None
-) -> KVCache:
+def commit(cache: Any, block: Any, count: jax.Array, path: jax.Array | None = None) -> Any:
     """Appends the tokens at ``path[:count]`` of a block to the committed text.
 
     ``count`` and ``path`` as in ``tree.accepted``. Zeros are written beyond ``count``: what a model
-    computed for a rejected token, possibly NaN, is never in the cache.
+    computed for a rejected token, possibly NaN, is never in the cache. A state moves along the path
+    alone, and stays the same, bit for bit, in a row with count 0.
     """
     kept, _ = tree.accepted(block, count, path)
+    if isinstance(cache, MixedCache):
+        pairs = zip(cache.states, kept.updates, strict=True)
+        states = tuple(advanced(*pair, count) for pair in pairs)
+        return cache.replace(
+            attention=commit(cache.attention, kept.attention, count), states=states
+        )
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
 
@@ -187,3 +277,26 @@ def commit(
         v=tuple(put(*each) for each in zip(cache.v, kept.v, windows, strict=True)),
         length=cache.length + count,
     )
+
+
+# Products with a state: no backend may round its factors to fewer bits.
+EXACT = jax.lax.Precision.HIGHEST
+
+
+def advanced(state: State, kept: Updates, count: jax.Array) -> State:
+    """The state after the first ``count`` i32[B] of M tokens; ``kept`` is zero beyond them.
+
+    By the recurrence written out: the old state decays by all tokens, and what a token wrote by
+    those after it. One product for all tokens, without a state for each.
+    """
+    later = jnp.pad(kept.decay[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    later = jnp.exp(jax.lax.cumsum(later, 1, reverse=True))
+    groups = kept.keys.shape[2]
+    values = kept.values * later[..., None]
+    values = values.reshape(*values.shape[:2], groups, -1, values.shape[-1])
+    added = jnp.einsum("bmgk,bmgrv->bgrkv", kept.keys, values, precision=EXACT)
+    left = jnp.exp(kept.decay.sum(1))[..., None, None]
+    memory = left * state.memory + added.reshape(state.memory.shape)
+    inputs = jnp.concatenate([state.window, kept.inputs.astype(state.window.dtype)], 1)
+    slide = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, state.window.shape[1]))
+    return State(memory.astype(state.memory.dtype), slide(inputs, count))

@@ -282,11 +282,14 @@ def build(name: str, models: Models, **more: Any) -> Drafter:
 
 
 @functools.cache
-def real(name: str) -> Case:
-    """One of NAMES with real decoders: the target, and as draft models smaller ones."""
-    sizes = {"vocab_size": VOCAB, "width": 16}
-    target, params = tiny("llama", 0, **sizes)
-    draft, first = tiny("gpt2", 1, layers=1, **sizes)
+def real(name: str, family: str = "llama", layers: int = 1, dtype: Any = jnp.float32) -> Case:
+    """One of NAMES with real decoders: the target, and as draft models smaller ones.
+
+    ``family`` is that of the target and of a draft model; ``layers`` are those of draft models.
+    """
+    sizes = {"vocab_size": VOCAB, "width": 16, "dtype": dtype}
+    target, params = tiny(family, 0, **sizes)
+    draft, first = tiny("gpt2" if family == "llama" else family, 1, layers=layers, **sizes)
     other, second = tiny("llama", 2, layers=1, **sizes)
     drafter = build(name, Models(target, draft, other, (params, first, second)))
     own = (first, second) if name == "independent" else first

@@ -33,6 +33,17 @@ _GEMMA = {**_SIZES, "head_dim": 12, "query_pre_attn_scalar": 10, "tie_word_embed
 _NEOX = {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 WINDOW = 6
+_LINEAR = "linear_attention"
+_DELTA = {
+    **_SIZES,
+    "head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "layer_types": [_LINEAR, _FULL],
+}
+_TURNS = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
 # name -> (class of the configuration, its arguments)
 HF_FAMILIES: dict[str, tuple[str, dict]] = {
     "llama": ("LlamaConfig", {**_SIZES, "head_dim": 12}),
@@ -86,6 +97,19 @@ HF_FAMILIES: dict[str, tuple[str, dict]] = {
             "moe_intermediate_size": 20,
             "use_sliding_window": True,
             "sliding_window": WINDOW,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {**_DELTA, "num_experts": 0, "rope_parameters": _TURNS},
+    ),
+    "qwen3_5_text": (
+        "Qwen3_5TextConfig",
+        {
+            **_DELTA,
+            "linear_conv_kernel_dim": 3,
+            "tie_word_embeddings": True,
+            "rope_parameters": _TURNS | {"mrope_section": [1, 1, 1], "mrope_interleaved": True},
         },
     ),
     "smollm3": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from flax import nnx
 
 from specjax import cache as cache_lib
 from specjax import tree
-from specjax.cache import GrownBlock, KVBlock, KVCache
+from specjax.cache import GrownBlock, MixedCache
 from specjax.models import rope
+from specjax.models.gated_delta import Before
 from specjax.models.layers import Linear, Norm, capped, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
@@ -39,6 +40,8 @@ class Past(NamedTuple):
     layout: Layout | Columns
     held: jax.Array | None = None  # i32[B] slots in use of layers without a window; None: length
     source: jax.Array | None = None  # of ``KVCache``
+    # i32[B,T,W-1] for recurrent layers: ``gated_delta.places``. None: the block is a chain.
+    places: jax.Array | None = None
 
     @property
     def positions(self) -> jax.Array:
@@ -64,15 +67,22 @@ class Stored(NamedTuple):
         return k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
-def past(cache: KVCache, new: int, layout: Layout | Columns | None, fed: int = 0) -> Past:
+def past(cache: Any, new: int, layout: Layout | Columns | None, fed: int = 0) -> Past:
     """The view of ``new`` tokens after a cache and ``fed`` tokens of their block."""
     if layout is None:
         layout = tree.chain_layout(cache.length.shape[0], new, fed)
+    cache = cache.attention if isinstance(cache, MixedCache) else cache
     return Past(cache.length, layout, cache.held, cache.source)
 
 
-def stored(cache: KVCache, block: KVBlock | GrownBlock | None, layer: int) -> Stored:
-    """The keys and values of one layer in the cache and in the block."""
+def stored(cache: Any, block: Any, layer: int) -> Any:
+    """What one layer has in the cache and in the block: ``Stored``, or ``gated_delta.Before``."""
+    if isinstance(cache, MixedCache):
+        index = sum(cache.recurrent[:layer])
+        if cache.recurrent[layer]:
+            return Before(cache.states[index], None if block is None else block.updates[index])
+        block = None if block is None else block.attention
+        return stored(cache.attention, block, layer - index)
     grown = block if isinstance(block, GrownBlock) else None
     fed = grown.rest if grown is not None else block
     none = (None, None)
@@ -122,6 +132,10 @@ class Attention(nnx.Module):
         if config.output_bias is not None:
             kw["use_bias"] = config.output_bias
         self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
+        self.gated = config.attention_gate
+        if self.gated:
+            kw["use_bias"] = config.attention_bias
+            self.gate = Linear(read, self.heads * self.width, **kw)
         self.qk_norm = ("whole" if config.qk_norm_whole else "head") if config.qk_norm else "none"
         if config.qk_norm:
             together = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
@@ -146,7 +160,8 @@ class Attention(nnx.Module):
         else:
             out = attend(q, self.scores, past, stored, keys, values)
         out = out.reshape(batch, self.kv_heads, group, size, self.width).transpose(0, 3, 1, 2, 4)
-        return self.o(out.reshape(batch, size, -1)), k, v
+        out = out.reshape(batch, size, -1)
+        return self.o(out * jax.nn.sigmoid(self.gate(x)) if self.gated else out), k, v
 
     def part(self, kind: str, x: jax.Array, angle: jax.Array | None) -> jax.Array:
         """x [B,T,read] -> [B,T,heads,D]: its queries ("q"), keys ("k") or values ("v").

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models.transformer_config import Recurrent, TransformerConfig
 
 # The names of activations in config.json. The first one of an activation is written, unless the
 # default of the family is another name of it.
@@ -24,6 +24,10 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+
+
+# Every n-th layer of a family with recurrent layers has attention.
+INTERVAL = 4
 
 
 class Family(NamedTuple):
@@ -43,7 +47,9 @@ class Family(NamedTuple):
     windows: str = "none"
     rope: Mapping[str, Any] = {}  # arguments of ``rope_config.read``
     transposed: bool = True  # whether linear kernels are [out, in] in the checkpoint
-    by_head: bool = False  # whether fused tensors have the parts of a head next to each other
+    # Module names of fused tensors that have the parts of a head next to each other -> the field of
+    # ``TransformerConfig`` or ``Recurrent`` with the number of heads.
+    by_head: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}  # other beginnings of names that files have
     ignored: tuple[str, ...] = ()  # beginnings of names of tensors that are not read
 
@@ -141,6 +147,21 @@ _GPT2_NAMES = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
+_DELTA_NAMES = {
+    **_NAMES,
+    "attention.gate": "self_attn.q_proj",
+    **dict.fromkeys(("delta.q", "delta.k", "delta.v", "delta.z"), "linear_attn.in_proj_qkvz"),
+    **dict.fromkeys(("delta.b", "delta.a"), "linear_attn.in_proj_ba"),
+    **dict.fromkeys(("delta.q_conv", "delta.k_conv", "delta.v_conv"), "linear_attn.conv1d"),
+    "delta": "linear_attn",
+    "delta.norm": "linear_attn.norm",
+    "delta.o": "linear_attn.out_proj",
+}
+_QWEN3_5_NAMES = {
+    **_DELTA_NAMES,
+    **dict.fromkeys(("delta.q", "delta.k", "delta.v"), "linear_attn.in_proj_qkv"),
+    **{f"delta.{name}": f"linear_attn.in_proj_{name}" for name in "zba"},
+}
 _MOE_NAMES = {**_NAMES, "mlp.router": "mlp.gate", "experts": "mlp.experts"}
 
 _UNTIED = {"tie_embeddings": False, "norm_eps": 1e-6}
@@ -155,6 +176,7 @@ _GEMMA = {
 }
 # Files of Gemma 3 with a vision tower lack them.
 _GEMMA3_SIZES = dict(zip(_KEYS, (262208, 2304, 8, 26, 9216, 4, 256, 131072), strict=False))
+_DELTA_SWITCHES = {"norm": "rms1p", "qk_norm": True, "attention_gate": True}
 _GEMMA_SWITCHES = {"norm": "rms1p", "post_norm": True}
 _CENTRED = {"norm": "layer", "gated": False, "mlp_bias": True}
 _GPT2_OFF = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention")
@@ -207,6 +229,33 @@ FAMILIES = {
         _QWEN | {"num_kv_heads": 4},
         {"hidden_act": ["silu"]},
         windows="all",
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        _KEYS | _BIAS,
+        _DELTA_NAMES,
+        _DELTA_SWITCHES,
+        _UNTIED | {"max_positions": 32768, "num_kv_heads": 2, "head_dim": 256, "num_experts": 512},
+        {"num_experts": [0]},
+        rope={"partial": 0.25},
+        by_head={
+            "q_proj": "num_heads",
+            "in_proj_qkvz": "key_heads",
+            "in_proj_ba": "key_heads",
+        },
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5ForCausalLM",
+        _KEYS | _BIAS,
+        _QWEN3_5_NAMES,
+        _DELTA_SWITCHES,
+        _UNTIED | {"max_positions": 32768, "num_kv_heads": 4, "head_dim": 256},
+        {"attn_output_gate": [True]},
+        rope={"partial": 0.25, "unread": ("mrope_section", "mrope_interleaved")},
+        by_head={"q_proj": "num_heads"},
+        # A file with the vision tower, which is not read.
+        renamed={"model.language_model.": "model."},
+        ignored=("model.visual.", "visual."),
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
@@ -269,7 +318,7 @@ FAMILIES = {
             "activation": "gelu",
         },
         rope={"partial": 0.25},
-        by_head=True,
+        by_head={"query_key_value": "num_heads"},
         renamed={"lm_head.": "embed_out."},
     ),
 }
@@ -282,4 +331,15 @@ def shape(family: str, **fields: Any) -> TransformerConfig:
     own: dict[str, Any] = row.switches | {"activation": activation}
     if row.scaled:
         own["embedding_scale"] = math.sqrt(fields["hidden_size"])
+    if "delta" in row.names:
+        # A quarter of each head is rotated, an even number of dimensions.
+        own["rotary_dim"] = 2 * max(fields["head_dim"] // 8, 1)
+        own["recurrent"] = _recurrent(fields)
     return TransformerConfig(family=family, **own | fields)
+
+
+def _recurrent(fields: Mapping[str, Any]) -> Recurrent:
+    """Recurrent layers with the heads of the attention; the last layer has attention."""
+    size, last = fields["head_dim"], fields["num_layers"] - 1
+    layers = tuple(i for i in range(last) if (i + 1) % INTERVAL)
+    return Recurrent(fields["num_kv_heads"], fields["num_heads"], size, size, 4, layers)

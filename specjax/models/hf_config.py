@@ -15,9 +15,9 @@ from specjax.checks import whole
 from specjax.errors import UserError
 from specjax.models import rope_config, t5_config
 from specjax.models.config_values import check_read, value_of
-from specjax.models.families import ACTIVATIONS, FAMILIES, Family, shape
+from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
 from specjax.models.t5_config import T5Config
-from specjax.models.transformer_config import Experts, TransformerConfig
+from specjax.models.transformer_config import Experts, Recurrent, TransformerConfig
 
 _KINDS = {
     **dict.fromkeys(("tie_embeddings", "attention_bias", "mlp_bias", "parallel"), bool),
@@ -52,7 +52,10 @@ _SPELLINGS = {
 }
 _ROTARY = ("partial_rotary_factor", "rotary_pct")
 # Names of models that also read images; "text_config" describes their text model.
-_NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
+_NESTED = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+}
 
 
 def read_json(path: Path) -> dict:
@@ -102,9 +105,10 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     name = _family(raw)
     family = FAMILIES[name]
     for key, allowed in family.only.items():
-        if raw.get(key) is not None and raw[key] not in allowed:
+        value = raw.get(key, family.defaults.get(key))
+        if value is not None and value not in allowed:
             raise UserError(
-                f"{key} {raw[key]!r} is not supported; supported: {', '.join(map(str, allowed))}"
+                f"{key} {value!r} is not supported; supported: {', '.join(map(str, allowed))}"
             )
     _check_unread(raw, family)
     values = _values(raw, family)
@@ -176,7 +180,8 @@ def _check_unread(raw: dict, family: Family) -> None:
     kinds = raw.get("layer_types") or []
     if family.windows == "none" and not isinstance(kinds, list):
         raise UserError(f"layer_types is {kinds!r}; it must be a list of names")
-    if family.windows == "none" and any(kind != "full_attention" for kind in kinds):
+    known = (_FULL, _LINEAR) if "delta" in family.names else (_FULL,)
+    if family.windows == "none" and any(kind not in known for kind in kinds):
         raise UserError(f"layer_types {kinds!r} is not supported for {family.architecture}")
 
 
@@ -236,12 +241,12 @@ def _text_model(raw: dict) -> dict:
     """The configuration of the text model in the file of a model that also reads images."""
     nested, names = raw.get("text_config"), raw.get("architectures")
     kinds = [raw.get("model_type"), *(names if isinstance(names, list) else [])]
-    images = any(each in kinds for each in (*_NESTED, *_NESTED.values()))
-    if not isinstance(nested, dict) or not images:
+    texts = [text for kind, (name, text) in _NESTED.items() if kind in kinds or name in kinds]
+    if not isinstance(nested, dict) or not texts:
         return raw
     kept = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
     outer = {key: raw[key] for key in kept if raw.get(key) is not None and nested.get(key) is None}
-    return nested | outer | {"architectures": [FAMILIES["gemma3_text"].architecture]}
+    return nested | outer | {"architectures": [FAMILIES[texts[0]].architecture]}
 
 
 # Other architectures that are those of a family; MiMo has prediction modules beside its layers.
@@ -272,7 +277,7 @@ def _family(raw: dict) -> str:
     return family
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # Every n-th layer of SmolLM3 has no rotary positions.
 _INTERVAL = 4
 
@@ -287,6 +292,8 @@ def _read_layers(raw: dict, family: Family, values: dict[str, Any]) -> dict[str,
     result["windows"] = _windows(raw, family, layers, result["unrotated"])
     if "experts" in family.names:
         result["experts"] = _experts(raw, layers)
+    if "delta" in family.names:
+        result["recurrent"] = _recurrent(raw, layers)
     if family.switches.get("positions") == "learned":
         return result
     head_dim, positions, keys = values["head_dim"], values["max_positions"], dict(family.rope)
@@ -307,6 +314,10 @@ def _write_layers(config: TransformerConfig, family: Family) -> dict[str, Any]:
     raw, layers = _write_windows(config, family), range(config.num_layers)
     if family.windows == "unrotated":
         raw["no_rope_layers"] = [int(i not in config.unrotated) for i in layers]
+    if "delta" in family.names:
+        raw["layer_types"] = [_LINEAR if config.is_recurrent(i) else _FULL for i in layers]
+        if config.recurrent is not None:
+            raw |= {key: getattr(config.recurrent, own) for own, (key, _) in _RECURRENT.items()}
     own = config.experts
     if own is not None:
         raw |= {
@@ -324,7 +335,10 @@ def _write_layers(config: TransformerConfig, family: Family) -> dict[str, Any]:
         local = config.local_rope or full
         return raw | rope_config.write({_FULL: full, _SLIDING: local}, config.head_dim)
     rotary = rope_config.write(full, config.head_dim)
-    if "partial" in family.rope:
+    if "delta" in family.names:
+        # The default of transformers is a part of each head.
+        rotary.setdefault("partial_rotary_factor", 1.0)
+    elif "partial" in family.rope:
         # GPT-NeoX's own names; its default is a part of each head.
         rotary["rotary_pct"] = rotary.pop("partial_rotary_factor", 1.0)
         rotary["rotary_emb_base"] = rotary.pop("rope_theta")
@@ -408,6 +422,34 @@ def _unrotated(raw: dict, family: Family, layers: int) -> tuple[int, ...]:
     if not complete or any(value not in (0, 1) for value in rotated):
         raise UserError(f"no_rope_layers must be a list of {layers} numbers 0 or 1, one per layer")
     return tuple(i for i, value in enumerate(rotated[:layers]) if not value)
+
+
+# Field of ``Recurrent`` -> key of config.json, and the default of transformers.
+_RECURRENT = {
+    "key_heads": ("linear_num_key_heads", 16),
+    "value_heads": ("linear_num_value_heads", 32),
+    "key_dim": ("linear_key_head_dim", 128),
+    "value_dim": ("linear_value_head_dim", 128),
+    "kernel": ("linear_conv_kernel_dim", 4),
+}
+
+
+def _recurrent(raw: dict, layers: int) -> Recurrent | None:
+    """The recurrent layers; ``layer_types`` has known names (``_check_unread``)."""
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        every = value_of(raw, "full_attention_interval", int, INTERVAL)
+        kinds = [_FULL if (i + 1) % every == 0 else _LINEAR for i in range(layers)]
+    if len(kinds) != layers:
+        raise UserError(f"layer_types must be a list of {layers} names, one per layer")
+    sizes = {field: value_of(raw, key, int, most) for field, (key, most) in _RECURRENT.items()}
+    if sizes["value_heads"] % sizes["key_heads"]:
+        raise UserError(
+            f"linear_num_value_heads {sizes['value_heads']} is no multiple of "
+            f"linear_num_key_heads, which is {sizes['key_heads']}"
+        )
+    recurrent = tuple(i for i in range(layers) if kinds[i] == _LINEAR)
+    return Recurrent(layers=recurrent, **sizes) if recurrent else None
 
 
 def _experts(raw: dict, layers: int) -> Experts | None:

@@ -3,7 +3,8 @@
 ``tensors_of`` gives the tensors of each family and is used in both directions. Linear kernels are
 [in, out] here and in GPT-2, and [out, in] everywhere else. Some families store several of our
 parameters in one tensor: side by side (GPT-2, Phi-3), or the parts of each head together
-(GPT-NeoX). Experts are stored one by one, and are one array here. Nothing is ever unpickled.
+(GPT-NeoX, Qwen3-Next). Experts are stored one by one, and are one array here. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
         "units of queries": (config.num_heads * config.head_dim, largest),
         "units of keys": (config.num_kv_heads * config.head_dim, largest),
     }
+    if config.recurrent is not None:
+        sizes["channels of the convolution"] = config.recurrent.channels, largest
     if config.experts is None:
         sizes["inner units"] = config.intermediate_size, largest
     else:
@@ -267,7 +270,9 @@ def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 # The order of the parts of a fused tensor.
-_ORDER = ("q", "k", "v", "gate", "up")
+_ORDER = ("q", "k", "v", "z", "gate", "up", "b", "a", "q_conv", "k_conv", "v_conv")
+# Parameters that are tensors without a module of their own.
+_BARE = {"a_log": "A_log", "dt_bias": "dt_bias"}
 
 
 class Stored(NamedTuple):
@@ -283,14 +288,17 @@ class Stored(NamedTuple):
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """The parts of the tensor of the file."""
+        # Of a convolution of single channels, the middle axis has length 1.
+        tensor = tensor[:, 0] if len(self.shape) == 3 else tensor
         tensor = tensor.T if self.transposed else tensor
         if len(self.paths) == 1:
             return [tensor]
+        cuts = np.cumsum(self.widths)[:-1]
         if not self.heads:
-            return np.split(tensor, np.cumsum(self.widths)[:-1], axis=-1)
+            return np.split(tensor, cuts, axis=-1)
         lead = tensor.shape[:-1]
-        by_head = tensor.reshape(*lead, self.heads, len(self.paths), -1)
-        return [by_head[..., i, :].reshape(*lead, -1) for i in range(len(self.paths))]
+        by_head = np.split(tensor.reshape(*lead, self.heads, -1), cuts // self.heads, axis=-1)
+        return [part.reshape(*lead, -1) for part in by_head]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The tensor of the file; the inverse of ``split``."""
@@ -301,8 +309,9 @@ class Stored(NamedTuple):
         else:
             lead = parts[0].shape[:-1]
             by_head = [part.reshape(*lead, self.heads, -1) for part in parts]
-            whole = np.stack(by_head, axis=-2).reshape(*lead, -1)
-        return whole.T if self.transposed else whole
+            whole = np.concatenate(by_head, axis=-1).reshape(*lead, -1)
+        whole = whole.T if self.transposed else whole
+        return whole[:, None] if len(self.shape) == 3 else whole
 
 
 def family_of(config: TransformerConfig) -> Family:
@@ -327,10 +336,18 @@ def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
         transposed = leaf == "kernel" and (family.transposed or first == "head")
         widths = [leaves[path].shape[-1] for path in paths]
         shape = (*leaves[paths[0]].shape[:-1], sum(widths))
-        heads = config.num_heads if family.by_head and len(paths) > 1 else 0
+        heads = _heads_of(family, name, config) if len(paths) > 1 else 0
         shape = shape[::-1] if transposed else shape
+        shape = (shape[0], 1, shape[1]) if str(paths[0][-2]).endswith("_conv") else shape
         layout[name] = Stored(paths, widths, shape, transposed, heads)
     return layout
+
+
+def _heads_of(family: Family, name: str, config: TransformerConfig) -> int:
+    """The heads whose parts are next to each other in a fused tensor; 0: it has whole parts."""
+    field = next((own for part, own in family.by_head.items() if f".{part}." in name), None)
+    sizes = config.recurrent if hasattr(config.recurrent, field or "") else config
+    return 0 if field is None else getattr(sizes, field)
 
 
 def _order(path: tuple) -> int:
@@ -343,6 +360,8 @@ def _name(family: Family, path: tuple) -> str:
     first, *inner, leaf = path
     module = family.names[".".join(map(str, inner[1:])) if inner else first]
     prefix = f"{family.names['layers']}.{inner[0]}." if inner else ""
+    if leaf in _BARE:
+        return f"{prefix}{module}.{_BARE[leaf]}"
     return f"{prefix}{module}.{'bias' if leaf == 'bias' else 'weight'}"
 
 

@@ -18,6 +18,7 @@ from specjax import cache as kv
 from specjax import tree
 from specjax.bound import Bound
 from specjax.errors import UserError
+from specjax.models import gated_delta
 from specjax.models.layers import Module
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -105,7 +106,7 @@ def from_config(
             extended=extended,
             decoder=config,
             some_logits=Bound(_call, "some_logits", config, dtype),
-            queries=Bound(_call, "queries", config, dtype) if part is None else None,
+            queries=_queries(static),
             above=Bound(_above, static) if part is None else None,
         ),
     )
@@ -125,8 +126,20 @@ class _Static(NamedTuple):
         return merge(self.config, params, self.dtype)
 
 
-def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> kv.KVCache:
+def _queries(static: _Static) -> Callable[..., Any] | None:
+    """``Inside.queries``: of a whole model in which every layer has them."""
+    if static.part is not None or static.config.recurrent is not None:
+        return None
+    return Bound(_call, "queries", static.config, static.dtype)
+
+
+def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> Any:
     heads, width = config.num_kv_heads, config.head_dim
+    recurrent = tuple(map(config.is_recurrent, range(config.num_layers)))
+    if any(recurrent):
+        windows = [config.window(i) for i, own in enumerate(recurrent) if not own]
+        attention = kv.zeros(len(windows), batch, heads, slots, width, dtype, tuple(windows))
+        return kv.MixedCache(attention, gated_delta.empty(config, dtype, batch), recurrent)
     empty = kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
     source = jnp.zeros_like(empty.length) if isinstance(config, T5Config) else None
     return empty.replace(source=source)
@@ -174,7 +187,7 @@ def _above(static: _Static, layers: tuple[int, ...]) -> Callable[..., tuple[Outp
 
 def _go_on(
     static: _Static, taps: tuple[int, ...], pair, tokens: jax.Array, cache, layout=None
-) -> tuple[Output, kv.KVBlock]:
+) -> tuple[Output, Any]:
     """``LM.apply`` from the output of the first layers, which some tokens have passed already.
 
     ``pair``: parameters and ``LowerLayers``. Raises UserError for taps below these layers' output.
@@ -198,7 +211,7 @@ def _go_on(
     own, part = kv.select(cache, rest), Sublayers(rest, rest)
     hidden, tapped, above = module(tokens, own, layout, None, taps, part=part, start=x)
     # The output at a token depends on all that was read for it, in the first layers too.
-    block = kv.KVBlock(below.k + above.k, below.v + above.v, above.output)
+    block = kv.block_of(kv.layers_of(below) + kv.layers_of(above), above.output)
     return Output(module.logits(hidden), hidden, tapped), block
 
 

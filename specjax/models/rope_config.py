@@ -42,6 +42,7 @@ def read(
     local_theta: float | None = None,
     partial: float = 1.0,
     long: bool = False,
+    unread: tuple[str, ...] = (),
 ) -> Rope:
     """The rotary positions in a config.json.
 
@@ -56,10 +57,11 @@ def read(
         local_theta: the same for kinds other than full attention; None: as for full attention.
         partial: the family's ``partial_rotary_factor`` where the file has none.
         long: which factors of longrope are used (see ``RopeScaling``); no key holds it.
+        unread: keys that change nothing in a text.
 
     Raises UserError: a value of the wrong type or range, an unknown kind or key.
     """
-    given = _given(raw, layer_type)
+    given = {key: x for key, x in _given(raw, layer_type).items() if key not in unread}
     if layer_type not in (None, "full_attention") and not _per_layer(raw):
         local = value_of(given, "rope_theta", float, theta) if local_theta is None else local_theta
         given = {"rope_theta": value_of(raw, "rope_local_base_freq", float, local)} | {

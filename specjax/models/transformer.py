@@ -21,9 +21,10 @@ import numpy as np
 from flax import nnx
 
 from specjax.bound import Bound
-from specjax.cache import KVBlock, KVCache, Queries
+from specjax.cache import KVCache, Queries, block_of
 from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
+from specjax.models.gated_delta import GatedDelta, places
 from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
 from specjax.models.transformer_config import Experts, TransformerConfig
 from specjax.tree import Layout
@@ -69,31 +70,41 @@ class Block(nnx.Module):
         if self.pre:
             self.attention_norm = Norm(config, dtype)
             self.mlp_norm = Norm(config, dtype)
-        self.attention = Attention(config, dtype, rngs, layer=layer)
+        self.recurrent = config.is_recurrent(layer)
+        if self.recurrent:
+            self.delta = GatedDelta(config, dtype, rngs)
+        else:
+            self.attention = Attention(config, dtype, rngs, layer=layer)
         self.mlp = _feed_forward(config, dtype, rngs, layer)
         if self.post:
             self.attention_post_norm = Norm(config, dtype)
             self.mlp_post_norm = Norm(config, dtype)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
-        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D])."""
-        attended, k, v = self._attended(x, angle, past, stored)
+        """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
+
+        Of a recurrent layer: ([B,T,E], ``cache.Updates``); ``stored`` is its ``Before``.
+        """
+        attended, *own = self._attended(x, angle, past, stored)
         if self.parallel:
             # In the order in which GPT-NeoX adds and rounds.
-            return x + (attended + self._fed(x)), k, v
+            return x + (attended + self._fed(x)), *own
         after = x + attended
-        return after + self._fed(after), k, v
+        return after + self._fed(after), *own
 
     def attend(self, x, angle, past: Past, stored: Stored):
         """The attention alone; arguments and results are those of the layer."""
-        attended, k, v = self._attended(x, angle, past, stored)
-        return x + attended, k, v
+        attended, *own = self._attended(x, angle, past, stored)
+        return x + attended, *own
 
-    def _attended(self, x, angle, past: Past, stored: Stored):
-        """What the attention adds to x; keys and values."""
+    def _attended(self, x, angle, past: Past, stored: Any):
+        """What the attention or the recurrence adds to x; keys and values, or updates."""
         read = self.attention_norm(x) if self.pre else x
-        attended, k, v = self.attention(read, angle, past, stored)
-        return self.attention_post_norm(attended) if self.post else attended, k, v
+        if self.recurrent:
+            attended, *own = self.delta(read, past.layout, past.places, stored)
+        else:
+            attended, *own = self.attention(read, angle, past, stored)
+        return self.attention_post_norm(attended) if self.post else attended, *own
 
     def queries(self, x, angle) -> Queries:
         """x [B,T,E] -> the queries of its attention."""
@@ -143,17 +154,17 @@ class Transformer(nnx.Module):
     def __call__(
         self,
         tokens,
-        cache: KVCache,
+        cache: Any,
         layout: Layout | None = None,
-        block: KVBlock | None = None,
+        block: Any = None,
         taps: tuple[int, ...] = (),
         remat: bool = False,
         part: Sublayers | None = None,
         kept: jax.Array | None = None,
         rows: jax.Array | None = None,
         start: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[jax.Array, ...], KVBlock]:
-        """tokens i32[B,T] -> (hidden [B,T,E], taps, keys and values of these tokens).
+    ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+        """tokens i32[B,T] -> (hidden [B,T,E], taps, the block of these tokens).
 
         ``layout`` and ``block`` as in ``types.LM``, ``remat`` and ``part`` as in
         ``lm.from_config``, ``rows`` as in ``Inside.extended``; cache and block have the layers
@@ -163,23 +174,24 @@ class Transformer(nnx.Module):
         """
         fed = 0 if block is None else block.size
         view = past(cache, tokens.shape[1], layout, fed)
+        if layout is not None and self.config.recurrent is not None:
+            view = view._replace(places=places(layout, self.config.recurrent.kernel))
         x, angles = self._inputs(tokens, view, cache, rows, start)
-        keys, values, tapped = [], [], {}
+        made, tapped = [], {}
         for index, layer in enumerate(self.layers):
             (attends, feeds), before = _sublayers(part, index), x
             if attends:
                 call = layer.__call__ if feeds else layer.attend
                 call = jax.checkpoint(call) if remat else call
-                x, k, v = call(x, angles[index], view, stored(cache, block, len(keys)))
-                keys.append(k)
-                values.append(v)
+                x, *own = call(x, angles[index], view, stored(cache, block, len(made)))
+                made.append(tuple(own) if len(own) > 1 else own[0])
             elif feeds:
                 x = (jax.checkpoint(layer.feed) if remat else layer.feed)(x, x)
             if kept is not None:
                 x = jnp.where(kept[:, index, None, None], x, before)
             tapped[index] = x
         hidden = self.norm(x)
-        own = KVBlock(tuple(keys), tuple(values), hidden[..., 0].astype(jnp.float32))
+        own = block_of(made, hidden[..., 0].astype(jnp.float32))
         return hidden, tuple(tapped[i] for i in taps), own
 
     def queries(self, tokens: jax.Array, cache: KVCache) -> tuple[Queries, ...]:
@@ -191,7 +203,7 @@ class Transformer(nnx.Module):
         return tuple(self.layers[i].queries(reads[i], angles[i]) for i in every)
 
     def _inputs(
-        self, tokens: jax.Array, view: Past, cache: KVCache, rows, start
+        self, tokens: jax.Array, view: Past, cache: Any, rows, start
     ) -> tuple[jax.Array, Sequence[Any]]:
         """The input of the first layer, and for each layer its rotary angles."""
         x = self._first(tokens, view, rows) if start is None else start

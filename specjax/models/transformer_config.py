@@ -22,6 +22,23 @@ class Experts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """Layers with the gated delta rule in the place of attention (``gated_delta.GatedDelta``)."""
+
+    key_heads: int
+    value_heads: int  # a multiple of ``key_heads``; each has a state [key_dim, value_dim]
+    key_dim: int
+    value_dim: int
+    kernel: int  # inputs of the convolution: a token and those before it
+    layers: tuple[int, ...] = ()  # which layers are recurrent; the others have attention
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """The shape of a decoder and its switches; the defaults of the switches are Llama's.
 
@@ -70,6 +87,8 @@ class TransformerConfig:
     final_softcap: float | None = None  # and logits
     embedding_scale: float | None = None  # factor of the embeddings, rounded to their dtype
     experts: Experts | None = None
+    attention_gate: bool = False  # the attention's output is multiplied by sigmoid(gate(x))
+    recurrent: Recurrent | None = None
 
     @property
     def longest_text(self) -> int:
@@ -98,6 +117,10 @@ class TransformerConfig:
         """Raises UserError for taps that are no layers."""
         if any(not 0 <= tap < self.num_layers for tap in taps):
             raise UserError(f"taps are {taps}; layers are numbered 0..{self.num_layers - 1}")
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state in the place of keys and values."""
+        return self.recurrent is not None and layer in self.recurrent.layers
 
     def has_experts(self, layer: int) -> bool:
         """Whether a router chooses experts for the tokens of a layer."""

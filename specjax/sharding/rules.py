@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.cache import KVCache
+from specjax.cache import KVCache, State
 from specjax.errors import UserError
 from specjax.sharding.mesh import DATA, FSDP, TENSOR, with_all_axes
 from specjax.types import LM, ModelParams
@@ -37,9 +37,12 @@ _COLUMNS, _ROWS, _LAST = (None, TENSOR), (TENSOR, None), (TENSOR,)
 RULES = (
     # Every decoder, draft models, and the layers of eagle and eagle3.
     # "cross" is the attention of T5's decoder to the source.
-    Rule(r"(attention|cross)/(q|k|v)/kernel$", _COLUMNS, needed=True),
-    Rule(r"attention/(q|k|v)/bias$", _LAST),
-    Rule(r"(attention|cross)/o/kernel$", _ROWS, needed=True),
+    Rule(r"(attention|cross|delta)/(q|k|v|z|gate)/kernel$", _COLUMNS, needed=True),
+    Rule(r"attention/(q|k|v|gate)/bias$", _LAST),
+    Rule(r"(attention|cross|delta)/o/kernel$", _ROWS, needed=True),
+    # Recurrent layers, by heads.
+    Rule(r"delta/(a|b|(q|k|v)_conv)/kernel$", _COLUMNS),
+    Rule(r"delta/(a_log|dt_bias)$", _LAST),
     Rule(r"(mlp/|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
     Rule(r"(mlp/|^)up/bias$", _LAST),
     Rule(r"(mlp/|^)down/kernel$", _ROWS, needed=True),
@@ -121,13 +124,16 @@ def check_decoding(mesh: Mesh, target: LM) -> None:
             f"takes {DATA} and {TENSOR}"
         )
     cache = jax.eval_shape(lambda: target.init_cache(1, 1))
-    heads = {x.shape[1] for x in cache.k} if isinstance(cache, KVCache) else set()
-    for count in sorted(heads):
-        if count % sizes[TENSOR]:
-            raise UserError(
-                f"the target has {count} key/value heads, which cannot be divided among "
-                f"tensor:{sizes[TENSOR]}; take a divisor of {count}"
-            )
+    leaves = jax.tree.leaves(cache, is_leaf=lambda x: isinstance(x, KVCache | State))
+    heads = {x.shape[1] for own in leaves if isinstance(own, KVCache) for x in own.k}
+    states = {own.memory.shape[1] for own in leaves if isinstance(own, State)}
+    for kind, counts in (("key/value heads", heads), ("heads with a state", states)):
+        for count in sorted(counts):
+            if count % sizes[TENSOR]:
+                raise UserError(
+                    f"the target has {count} {kind}, which cannot be divided among "
+                    f"tensor:{sizes[TENSOR]}; take a divisor of {count}"
+                )
 
 
 def place(mesh: Mesh, target: LM, params: ModelParams) -> ModelParams:

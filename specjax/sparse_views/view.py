@@ -38,8 +38,8 @@ def check(name: str, model: LM, windows: bool = True) -> None:
     cache = jax.eval_shape(lambda: model.init_cache(1, 1))
     if not isinstance(cache, KVCache) or model.inside.queries is None:
         raise UserError(
-            f"the view {name} chooses among keys and values, and {model.name} has none; take a "
-            "decoder of specjax.models"
+            f"the view {name} chooses among keys and values, and {model.name} has none, or not in "
+            "every layer; take a decoder of specjax.models without recurrent layers"
         )
     if not full_layers(cache):
         raise UserError(

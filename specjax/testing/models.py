@@ -41,14 +41,19 @@ def tiny_config(
     )
 
 
-def tiny(family: str = "llama", seed: int = 0, scale: float = 8.0, **shape) -> tuple[LM, dict]:
-    """A random tiny decoder and its params.
+def tiny(
+    family: str = "llama", seed: int = 0, scale: float = 8.0, dtype=jnp.float32, **shape
+) -> tuple[LM, dict]:
+    """A random tiny decoder and its params; ``shape`` are arguments of ``tiny_config``.
 
-    ``scale`` multiplies the weight matrices, so that its probabilities are far from uniform.
+    ``scale`` multiplies the weight matrices, so that its probabilities are far from uniform;
+    ``dtype`` is that of parameters, activations and cache.
     """
     config = tiny_config(family, **shape)
-    params = lm.init_params(config, jax.random.key(seed))
-    return lm.from_config(config), jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
+    params = lm.init_params(config, jax.random.key(seed), dtype)
+    return lm.from_config(config, dtype), jax.tree.map(
+        lambda x: x * scale if x.ndim > 1 else x, params
+    )
 
 
 def tiny_t5(seed: int = 0, scale: float = 20.0, dtype=jnp.float32, **fields) -> tuple[LM, dict]:

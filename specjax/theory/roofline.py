@@ -87,14 +87,16 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
     reads one row (positions, and input embeddings that are not also the head) count as parameters,
     but are neither read in full nor multiplied. Experts are routed uniformly; ``measured_routing``
-    gives a routing of its own. Raises UserError for sliding windows and encoders.
+    gives a routing of its own. Raises UserError for sliding windows, recurrent layers and encoders.
     """
+    refused = {"sliding windows": config.windows, "recurrent layers": config.recurrent}
     total = parameters(config)
-    if config.windows:
-        raise UserError(
-            "the roofline model has no sliding windows: it takes a decoder that reads the whole "
-            "cache in every layer"
-        )
+    for what, given in refused.items():
+        if given:
+            raise UserError(
+                f"the roofline model has no {what}: it takes a decoder that reads the whole cache in "
+                "every layer"
+            )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     learned = config.positions == "learned"
@@ -224,15 +226,22 @@ def parameters(config: TransformerConfig) -> int:
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     # A LayerNorm has a bias.
     norm = 2 if config.norm == "layer" else 1
-    attention = 2 * embed * queries + 2 * embed * keys
-    attention += (queries + 2 * keys) * config.attention_bias
+    gates = queries * config.attention_gate
+    attention = embed * (2 * queries + 2 * keys + gates)
+    attention += (queries + 2 * keys + gates) * config.attention_bias
     output_bias = config.attention_bias if config.output_bias is None else config.output_bias
     normed = queries + keys if config.qk_norm_whole else 2 * config.head_dim
     attention += embed * output_bias + norm * normed * config.qk_norm
-    attention += 2 * norm * embed * (config.pre_norm + config.post_norm)
+    recurrent = config.recurrent
+    layers = config.num_layers * (2 * norm * embed * (config.pre_norm + config.post_norm))
+    if recurrent is not None:
+        values = recurrent.value_heads * recurrent.value_dim
+        delta = (recurrent.channels + 2 * values + 2 * recurrent.value_heads) * embed
+        delta += recurrent.channels * recurrent.kernel + 2 * recurrent.value_heads
+        layers += len(recurrent.layers) * (delta + recurrent.value_dim - attention)
     mlp = (2 + config.gated) * embed * hidden
     mlp += ((1 + config.gated) * hidden + embed) * config.mlp_bias
-    total = config.num_layers * (attention + mlp) + norm * embed
+    total = layers + config.num_layers * (attention + mlp) + norm * embed
     if config.experts is not None:
         own = config.experts
         each = 3 * embed * own.intermediate_size

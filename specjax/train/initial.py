@@ -56,12 +56,17 @@ def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerCo
     if experts is not None:
         experts = dataclasses.replace(experts, layers=new(experts.layers))
         experts = experts if experts.layers else None
+    recurrent = config.recurrent
+    if recurrent is not None:
+        recurrent = dataclasses.replace(recurrent, layers=new(recurrent.layers))
+        recurrent = recurrent if recurrent.layers else None
     return dataclasses.replace(
         config,
         num_layers=len(kept),
         windows=windows if any(window is not None for window in windows) else (),
         unrotated=new(config.unrotated),
         experts=experts,
+        recurrent=recurrent,
     )
 
 

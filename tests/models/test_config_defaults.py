@@ -31,6 +31,8 @@ _CLASSES = {
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
     "qwen3_moe": "Qwen3MoeConfig",
+    "qwen3_next": "Qwen3NextConfig",
+    "qwen3_5_text": "Qwen3_5TextConfig",
     "smollm3": "SmolLM3Config",
     "olmo2": "Olmo2Config",
     "gemma2": "Gemma2Config",
@@ -47,17 +49,21 @@ _MORE: dict[str, list[dict]] = {
         {"num_experts": 16, "mlp_only_layers": [2]},
         {"num_experts": 16, "num_experts_per_tok": 2, "use_sliding_window": True},
     ],
+    "qwen3_next": [{"full_attention_interval": 3}],
+    "qwen3_5_text": [{"full_attention_interval": 2, "linear_num_value_heads": 16}],
     "smollm3": [{"no_rope_layer_interval": 3}, {"use_sliding_window": True, "sliding_window": 8}],
     "gemma2": [{"sliding_window": 16}],
     "gemma3_text": [{"sliding_window": 16}],
 }
+# Where the defaults of transformers are refused.
+_ALWAYS = {"qwen3_next": {"num_experts": 0}}
 CASES = [(name, more) for name in FAMILIES for more in ({}, *_MORE.get(name, ()))]
 
 
 @pytest.mark.parametrize(("family", "more"), CASES, ids=str)
 def test_few_keys_have_the_defaults_of_transformers(family, more):
     transformers = pytest.importorskip("transformers")
-    few = (_GPT2 if family == "gpt2" else _SIZES) | more
+    few = (_GPT2 if family == "gpt2" else _SIZES) | _ALWAYS.get(family, {}) | more
     made = getattr(transformers, _CLASSES[family])(**few)
     full = json.loads(made.to_json_string(use_diff=False))
     full["architectures"] = [FAMILIES[family].architecture]

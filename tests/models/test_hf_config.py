@@ -93,6 +93,13 @@ REFUSED = [
         hf_keys("qwen3_moe", num_experts_per_tok=9, num_experts=8),
         "num_experts_per_tok is 9; it must be at most num_experts, which is 8",
     ),
+    (hf_keys("qwen3_next", num_experts=8), "num_experts 8 is not supported; supported: 0"),
+    (
+        hf_keys("qwen3_next", linear_num_value_heads=3),
+        "linear_num_value_heads 3 is no multiple of linear_num_key_heads, which is 2",
+    ),
+    (hf_keys("qwen3_5_text", layer_types=["sliding_attention"] * 2), "layer_types .* is not supp"),
+    (hf_keys("qwen3_5_text", layer_types=["linear_attention"]), "must be a list of 2 names"),
     (
         LLAMA | {"quantization_config": {"quant_method": "awq"}},
         "quantization_config 'awq' is not supported; give the model with weights in float32",

@@ -93,6 +93,11 @@ def check(config: SpireConfig, prefix: str = "") -> None:
             f"{prefix}own is False and {prefix}feedback too; own belongs to feedback memory, "
             "leave it True"
         )
+    if config.decoder.recurrent is not None:
+        raise UserError(
+            "a SPIRe model reads some keys and values of each layer, and recurrent layers have "
+            "none; take a target without recurrent layers"
+        )
     narrow = min((size for size in config.decoder.windows if size is not None), default=None)
     if narrow is not None and config.window > narrow:
         raise UserError(

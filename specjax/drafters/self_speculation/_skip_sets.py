@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specjax import cache as cache_lib
 from specjax import files
-from specjax.cache import KVBlock
+from specjax.cache import KVBlock, MixedBlock
 from specjax.drafters import _foresee
 from specjax.errors import UserError
 from specjax.files import buckets
@@ -140,11 +141,11 @@ def check(target: LM, skips: Skips) -> Skips:
 
 
 def of_layers(block: Any, layers: tuple[int, ...]) -> Any:
-    """The block of a decoder, with the keys and values of these layers alone."""
-    if not isinstance(block, KVBlock):
+    """The block of a decoder, with these layers alone."""
+    if not isinstance(block, KVBlock | MixedBlock):
         return block  # of a table, which has no layers
-    k, v = (tuple(values[layer] for layer in layers) for values in (block.k, block.v))
-    return block.replace(k=k, v=v)
+    every = cache_lib.layers_of(block)
+    return cache_lib.block_of([every[layer] for layer in layers], block.output)
 
 
 def outputs(target: LM, part: Sublayers, params: Params, tokens: Array) -> tuple[Output, Output]:
