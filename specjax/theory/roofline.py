@@ -94,8 +94,8 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     for what, given in refused.items():
         if given:
             raise UserError(
-                f"the roofline model has no {what}: it takes a decoder that reads the whole cache in "
-                "every layer"
+                f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
+                "in every layer"
             )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
