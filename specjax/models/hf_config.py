@@ -257,7 +257,7 @@ def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
     kind, given = raw.get("model_type"), raw.get("architectures") or []
     for value, names in ((kind, [kind]), (given, given)):
-        if not isinstance(names, list) or any(not isinstance(each, str) for each in names if each):
+        if not isinstance(names, list) or not all(isinstance(x, str | None) for x in names):
             raise UserError(
                 f"model_type and architectures must be a name and a list of names, not {value!r}"
             )

@@ -109,6 +109,7 @@ REFUSED = [
     ({"architectures": ["DeepseekV3ForCausalLM"]}, "architecture DeepseekV3ForCausalLM is not"),
     ({"architectures": 5}, "must be a name and a list of names, not 5"),
     ({"architectures": [["a"]]}, "must be a name and a list of names"),
+    ({"architectures": [[]]}, "must be a name and a list of names"),
     ({"model_type": ["llama"]}, "must be a name and a list of names"),
     (LLAMA | {"hidden_act": ["silu"]}, r"hidden_act \['silu'\] is not supported"),
     (LLAMA | {"bos_token_id": [1]}, "bos_token_id is .*; it must be a token id"),
