@@ -138,7 +138,7 @@ class Model:
         return self._learnt.get(method.drafter)
 
     def learn(self, method: Method, state: DecodeState, lengths: Sequence[int]) -> Params:
-        """The drafter's parameters with the texts of a state after these lengths (``Rare.learn``)."""
+        """The drafter's parameters with the texts of a state beyond these lengths."""
         assert method.drafter.rare.learn is not None
         new = method.drafter.rare.learn(method.params, state, lengths)
         self._learnt[method.drafter] = new

@@ -84,7 +84,7 @@ def test_greedy_rollouts_are_those_of_tunix():
 
 
 def test_logprobs_and_samples():
-    """Those of tunix's own pass; samples of one prompt differ; new weights and texts compile nothing."""
+    """Those of tunix's own pass; samples differ; new weights and texts compile nothing."""
     model = actor()
     kind = rollouts.for_tunix("suffix", warm=True)
     ours = kind(rollout_actor=model, tokenizer=Letters())
