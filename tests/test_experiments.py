@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,7 @@ from experiments.programs import hlo
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
+from experiments.rollouts import run as rollouts_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
@@ -294,6 +296,33 @@ def test_a_target_for_long_contexts(target, tmp_path, monkeypatch):
     found = long_context_study.trained(str(model))
     assert found is not None and found["loss"] == result["loss"]
     assert long_context_study.trained(str(target / "target")) is None
+
+
+@pytest.mark.slow
+def test_rollouts(target, tmp_path):
+    out = tmp_path / "results.json"
+    small = "--busy=drop --steps=2 --samples=2 --new=6 --seeds=1 --arms=plain;suffix, warm"
+    argv = small.split(" --")
+    argv = [argv[0], *(f"--{each}" for each in argv[1:]), f"--target={target}/target"]
+    rollouts_study.main([*argv, f"--out={out}"])
+    result = json.loads(out.read_text())
+    assert str(tmp_path) not in result["command"]
+    assert [row["arm"] for row in result["rows"]] == ["plain", "suffix, warm"]
+    assert all(len(row["tau"]) == 2 and min(row["tau"]) >= 1 for row in result["rows"])
+    # The same parameters and keys: the first rewards are of the same law, and of plain rollouts.
+    assert all(0 <= value <= 1 for row in result["rows"] for value in row["reward"])
+
+
+@pytest.mark.fast
+def test_rewards_of_the_rollouts():
+    assert rollouts_study.reward("A. B! C? " * 2) == 0.75
+    assert rollouts_study.reward("") == 0 and rollouts_study.reward("..." * 8) == 0
+    gains = rollouts_study.advantages(np.asarray([[0.0, 1.0], [0.5, 0.5]]))
+    np.testing.assert_allclose(gains, [[-1, 1], [0, 0]], atol=1e-3)
+    done = [SimpleNamespace(prompt=1, tokens=[7, 8]), SimpleNamespace(prompt=0, tokens=[9])]
+    tokens, prompt, length = rollouts_study.packed([[1], [2, 3]], done, 5)
+    assert tokens.tolist() == [[2, 3, 7, 8, 0], [1, 9, 0, 0, 0]]
+    assert prompt.tolist() == [2, 1] and length.tolist() == [4, 2]
 
 
 @pytest.mark.slow

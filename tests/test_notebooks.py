@@ -35,7 +35,14 @@ def source_with(name: str, part: str) -> str:
 
 @pytest.mark.fast
 def test_all_are_there():
-    assert list(NOTEBOOKS) == ["chat_model", "new_drafter", "quickstart", "tpu", "train_eagle"]
+    assert list(NOTEBOOKS) == [
+        "chat_model",
+        "in_memory",
+        "new_drafter",
+        "quickstart",
+        "tpu",
+        "train_eagle",
+    ]
 
 
 @pytest.mark.fast
@@ -209,6 +216,19 @@ def test_chat_model(folder, monkeypatch):
     assert {row["category"] for row in rows} == {None, "code edit", "summary", "question"}
     assert "<svg" in output_of(outputs, "plots.draw")
     assert "no accelerator" in output_of(outputs, 'checkout / "experiments')
+
+
+@pytest.mark.notebooks
+@pytest.mark.xdist_group("notebooks")
+def test_in_memory(folder, monkeypatch):
+    outputs = execute("in_memory", folder, monkeypatch)
+    assert "passed all checks" in output_of(outputs, "testing.check_lm")
+    equal = re.findall(r"(\w+) +tau [\d.]+, as plain decoding: (\w+)", output_of(outputs, "same = "))
+    assert equal == [(name, "True") for name in ("prompt_lookup", "token_recycling", "suffix")]
+    curves = output_of(outputs, 'curves["suffix"] = ')
+    assert re.findall(r"(?m)^([\w, ]+?) +reward", curves) == ["plain", "suffix", "suffix, warm"]
+    tunix = output_of(outputs, "ClusterConfig")
+    assert "pip install google-tunix" in tunix or "tau " in tunix
 
 
 @pytest.mark.notebooks

@@ -38,14 +38,19 @@ def objects(
         raise UserError(
             f"drafter {drafter.name} is for temperature 0 only; set config.sampling.temperature=0"
         )
-    if choice.warm and drafter.rare.learn is None:
-        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
+    check_warm(drafter, choice.warm)
     if not choice.warm and "memory" in choice.drafter:
         raise UserError(
             f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
             "one is not warm; set warm=True in a bench, or leave memory out"
         )
     return drafter, rule
+
+
+def check_warm(drafter: Drafter, warm: bool) -> None:
+    """Raises UserError for a warm drafter that does not learn."""
+    if warm and drafter.rare.learn is None:
+        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
 
 
 def build(

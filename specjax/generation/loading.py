@@ -20,7 +20,7 @@ from specjax.drafters import pairs
 from specjax.drafters.files import probe
 from specjax.errors import UserError
 from specjax.models import hf, hf_tokenizer
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, DecodeState, Drafter, ModelParams, Params
 
 # What a method is: the name of a drafter, its name and keys, or a ready-made one.
 Choice = str | Mapping[str, Any] | Drafter | None
@@ -45,6 +45,7 @@ class Model:
         self.target, self.draft = target, draft
         self._eos_ids = tuple(target.config.eos_token_id if eos_ids is None else eos_ids)
         self._methods: dict[tuple, tuple[Method, Any]] = {}
+        self._learnt: dict[Drafter, Params] = {}
 
     @classmethod
     def from_lm(
@@ -101,7 +102,12 @@ class Model:
         return "" if self.target.tokenizer is None else self.target.tokenizer.decode(list(ids))
 
     def method(
-        self, drafter: Choice = None, accept: str = "", *, temperature: float = 0.0
+        self,
+        drafter: Choice = None,
+        accept: str = "",
+        *,
+        temperature: float = 0.0,
+        warm: bool = False,
     ) -> Method:
         """The drafter with its rule and its parameters.
 
@@ -111,20 +117,32 @@ class Model:
                 drafter that needs a model gets the draft model.
             accept: the name of a rule; "": the recommended one for the drafter.
             temperature: of the texts: a few drafters are for temperature 0 only.
+            warm: whether it learns from texts (``generate_text``).
 
         Raises:
             UserError: unknown names and keys, or a rule that does not fit the drafter.
         """
         if isinstance(drafter, Drafter):
-            key = (id(drafter), accept, temperature > 0)
+            key = (id(drafter), accept, temperature > 0, warm)
         else:
             drafter = self._keys(drafter)
             named = {key: _spelled(value) for key, value in drafter.items()}
-            key = (repr(sorted(named.items())), accept, temperature > 0)
+            key = (repr(sorted(named.items())), accept, temperature > 0, warm)
         if key not in self._methods:
             # The objects are kept, so that no other one gets their id.
-            self._methods[key] = self._build(drafter, accept, temperature), drafter
+            self._methods[key] = self._build(drafter, accept, temperature, warm), drafter
         return self._methods[key][0]
+
+    def learnt(self, method: Method) -> Params | None:
+        """The drafter's parameters after ``learn``; None: it learnt nothing so far."""
+        return self._learnt.get(method.drafter)
+
+    def learn(self, method: Method, state: DecodeState, lengths: Sequence[int]) -> Params:
+        """The drafter's parameters with the texts of a state beyond these lengths."""
+        assert method.drafter.rare.learn is not None
+        new = method.drafter.rare.learn(method.params, state, lengths)
+        self._learnt[method.drafter] = new
+        return new
 
     def _keys(self, drafter: str | Mapping[str, Any] | None) -> dict[str, Any]:
         """The keys of a drafter, with its name and perhaps the draft model."""
@@ -143,14 +161,17 @@ class Model:
             keys |= {"model": self.draft.lm, "params": self.draft.params}
         return keys
 
-    def _build(self, drafter: dict[str, Any] | Drafter, accept: str, temperature: float) -> Method:
+    def _build(
+        self, drafter: dict[str, Any] | Drafter, accept: str, temperature: float, warm: bool
+    ) -> Method:
         if isinstance(drafter, Drafter):
             rule = rules.load(accept or rules.default_rule(drafter))
             rules.check_pair(drafter, rule)
+            methods.check_warm(drafter, warm)
             params = ModelParams(self.params, drafter.init_params(jax.random.key(0)))
-            return Method(drafter.name, drafter, rule, params)
+            return Method(drafter.name, drafter, rule, params, warm)
         lines: list[str] = []
-        choice = MethodChoice(probe.replaced(self.target, drafter, lines.append), accept, {})
+        choice = MethodChoice(probe.replaced(self.target, drafter, lines.append), accept, {}, warm)
         if lines:
             warnings.warn(lines[-1], stacklevel=2)
         return methods.build(

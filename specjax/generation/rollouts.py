@@ -23,12 +23,13 @@ from specjax.generation.texts import Completion, generate_text
 from specjax.models import tunix
 
 
-def for_tunix(drafter: Choice = "suffix", accept: str = "") -> type:
+def for_tunix(drafter: Choice = "suffix", accept: str = "", warm: bool = False) -> type:
     """A class for ``ClusterConfig.rollout_engine``: tunix's ``BaseRollout`` with a drafter.
 
     Args:
         drafter, accept: as of ``generate_text``; an L1 rule (every default) leaves the law of the
             rollouts unchanged.
+        warm: whether the drafter learns from the rollouts of earlier steps (``generate_text``).
 
     Raises UserError where tunix is not installed.
     """
@@ -37,7 +38,7 @@ def for_tunix(drafter: Choice = "suffix", accept: str = "") -> type:
     except ImportError as error:
         raise UserError(f"tunix is missing ({error}); pip install google-tunix==0.1.7") from None
     # Of two base classes the first one has the methods that the second one leaves open.
-    how = {"drafter": drafter, "accept": accept}
+    how = {"drafter": drafter, "accept": accept, "warm": warm}
     return type("Rollout", (_Worker, base_rollout.BaseRollout), how)
 
 
@@ -52,6 +53,7 @@ class _Worker:
 
     drafter: Choice
     accept: str
+    warm: bool
 
     def __init__(self, rollout_actor: nnx.Module, tokenizer: Any, **_: Any):
         from tunix.generate import tokenizer_adapter  # pyright: ignore[reportMissingImports]
@@ -81,6 +83,7 @@ class _Worker:
             n=sizes.pop() if several else 1,
             drafter=self.drafter,
             accept=self.accept,
+            warm=self.warm,
             max_new_tokens=how.max_tokens_to_generate,
             temperature=how.temperature,
             top_k=max(how.top_k or 0, 0),

@@ -92,6 +92,7 @@ def generate_text(
     ignore_eos: bool = False,
     chat: str = "",
     params: Params | None = None,
+    warm: bool = False,
     **settings: Any,
 ) -> Generated:
     """Continues texts, or answers chats.
@@ -114,6 +115,8 @@ def generate_text(
         chat: the template of chats: "" is the model's own; see ``data.chat.load``.
         params: parameters of the target in the place of the model's, of equal shapes and dtypes:
             nothing is compiled again. None: the model's.
+        warm: whether the drafter learns from these texts, for later calls with ``warm`` and this
+            model: what it keeps has a fixed shape. Text passes from one prompt to others.
         settings: further ones of ``sampling.make_sampling``: top_k, top_p, min_p, penalties, bans
             (one value for all rows). ``end_ids`` are the model's unless they are given.
 
@@ -129,7 +132,7 @@ def generate_text(
     ids = encode(model, prompts, chat)
     rows = [_Row(prompt, i, j) for i, prompt in enumerate(ids) for j in range(n)]
     size = len(rows) if batch_size is None else min(whole("batch_size", batch_size, 1), len(rows))
-    run = _run(model, drafter, accept, size, *how)
+    run = _run(model, drafter, accept, size, *how, warm)
     with memory.errors():
         return _all(run, rows, rng.sample_keys(seed, len(ids), n), size)
 
@@ -198,6 +201,7 @@ def _run(
     ignore_eos: bool,
     params: Params | None,
     settings: dict[str, Any],
+    warm: bool = False,
 ) -> _Run:
     """The checked arguments of ``generate_text``."""
     whole("max_new_tokens", max_new_tokens, 1)
@@ -213,7 +217,7 @@ def _run(
             drafter, accept = kept.drafter, accept or kept.accept
         elif drafter is not None:
             drafter = drafters.PLAIN
-    method = model.method(drafter, accept, temperature=temperature)
+    method = model.method(drafter, accept, temperature=temperature, warm=warm)
     if params is not None:
         _check_params(params, model.params)
         method = method._replace(params=method.params._replace(target=params))
@@ -348,8 +352,11 @@ def _decode(
 
     ``samples`` neighbours have one prompt; ``sizes`` of ``_sizes``.
     """
+    if run.method.warm:
+        run = _with_memory(run, rows, count, samples, keys, sizes)
     model, method = run.model, run.method
     state = _begin(run, rows, count, samples, keys, sizes)
+    before = np.asarray(state.length)
     state, records, cuts = stops.decode_until(
         *(model.lm, method.drafter, method.accept, method.params, state, [row.ids for row in rows]),
         stop=run.stops,
@@ -357,8 +364,20 @@ def _decode(
         max_steps=run.max_new_tokens,
         eos_id=run.eos,
     )
+    if method.warm:
+        model.learn(method, state, before)
     counts = metrics.count(records, [i < count for i in range(len(rows))], method.drafter.longest)
     return _completions(run, rows[:count], state, cuts), counts
+
+
+def _with_memory(run: _Run, *batch: Any) -> _Run:
+    """The run with what its drafter learnt; at first that is nothing, in the shape of the rest."""
+    learnt = run.model.learnt(run.method)
+    if learnt is None:
+        state = _begin(run, *batch)
+        learnt = run.model.learn(run.method, state, np.asarray(state.length))
+    params = run.method.params._replace(draft=learnt)
+    return run._replace(method=run.method._replace(params=params))
 
 
 def _begin(

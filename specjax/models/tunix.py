@@ -2,8 +2,8 @@
 
 ``from_model`` gives a decoder of this package that computes what the model computes, with the
 parameters of the model itself (``adapter.mapped``). Dense Llama 3, Qwen 2 and Qwen 3 of tunix
-0.1.7. Other models decode with ``adapter.from_call``; not Gemma 3, whose sliding windows count the
-slots of its cache and not positions. Nothing of tunix is imported.
+0.1.7. Other models decode with ``adapter.from_call``; not those of Gemma that have sliding windows,
+which count the slots of the cache and not positions. Nothing of tunix is imported.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ def from_model(model: nnx.Module, max_positions: int = 1 << 17) -> tuple[LM, Par
     """
     name = type(model).__name__
     if name not in _KINDS:
-        raise UserError(
-            f"{name} is not one of tunix's {', '.join(_KINDS)}; decode with its own forward pass: "
-            "models.adapter.from_call"
-        )
+        how = "decode with its own forward pass: models.adapter.from_call"
+        if getattr(getattr(model, "config", None), "sliding_window_size", None):
+            how = (
+                "its sliding windows count slots of the cache and not positions, so from_call gives"
+            )
+            how += " other texts: save it, and load its files"
+        raise UserError(f"{name} is not one of tunix's {', '.join(_KINDS)}; {how}")
     family, tied = _KINDS[name]
     theirs: Any = getattr(model, "config")  # noqa: B009  (its type is not known here)
     if getattr(theirs, "num_experts", None):

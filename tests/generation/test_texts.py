@@ -15,7 +15,7 @@ import pytest
 from decode_cases import arrays_of, made_up_state
 
 import specjax as sj
-from specjax import decode, generation, outcome
+from specjax import decode, generation, outcome, testing
 from specjax.errors import UserError
 from specjax.generation import texts
 from specjax.models.lm import forward
@@ -381,6 +381,31 @@ def test_a_model_that_is_in_memory(model):
     assert changed.completions == sj.generate_text(other, prompts, **KEYS).completions
     assert changed.completions != expected.completions
     assert "".join(sj.stream_text(own, prompts[0], params=later, **KEYS)) == changed.texts[0]
+
+
+def test_a_warm_drafter_learns_between_calls(compiled):
+    """Greedy texts stay the same, drafts get better, and a later call compiles nothing."""
+    target, params = testing.tiny(vocab_size=32, width=16)
+    own, prompts = sj.Model.from_lm(target, params), [[1, 2, 3], [4], [5, 6]]
+    drafter = {"name": "suffix", "mode": "path", "memory": 256}
+    keys = {"drafter": drafter, "max_new_tokens": 24, "warm": True}
+    plain = sj.generate_text(own, prompts, max_new_tokens=24)
+    results = []
+    for _ in range(3):
+        results.append(sj.generate_text(own, prompts, batch_size=3, **keys))
+        if len(results) > 1:
+            assert compiled == []
+        compiled.clear()
+    for each in results:
+        assert [x.tokens for x in each.completions] == [x.tokens for x in plain.completions]
+    assert results[1].tau > results[0].tau
+    # Parameters of the target do not change what is kept; without ``warm`` nothing is read.
+    changed = sj.generate_text(own, prompts, params=jax.tree.map(lambda x: -x, params), **keys)
+    assert compiled == [] and changed.texts == [""] * 3
+    cold = sj.generate_text(own, prompts, **keys | {"warm": False, "drafter": "suffix"})
+    assert cold.tau <= results[1].tau
+    with pytest.raises(UserError, match="prompt_lookup does not learn from other prompts"):
+        sj.generate_text(own, prompts, **keys | {"drafter": "prompt_lookup"})
 
 
 def test_mistakes_with_a_model_in_memory(model):

@@ -8,6 +8,7 @@ The parity tests run where tunix is installed: python 3.11,
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +76,14 @@ class Llama3(nnx.Module):
         self.layers = nnx.List(layers)
 
 
-class Gemma3(nnx.Module):
+class Gemma(nnx.Module):
     """Stands for a model that is not mapped."""
+
+
+class Gemma3(nnx.Module):
+    """Stands for one with sliding windows."""
+
+    config = SimpleNamespace(sliding_window_size=512)
 
 
 def test_the_parameters_stay_those_of_the_model():
@@ -95,7 +102,8 @@ def test_the_parameters_stay_those_of_the_model():
 def test_models_that_are_not_mapped():
     _, params = testing.tiny(vocab_size=17, width=WIDTH)
     for problem, model in {
-        "Gemma3 is not one of tunix's Llama3, Qwen2, Qwen3; decode with": Gemma3(),
+        "Gemma is not one of tunix's Llama3, Qwen2, Qwen3; decode with": Gemma(),
+        "Gemma3 is not one of .*; its sliding windows count slots of the cache": Gemma3(),
         "the Llama3 has experts, which are not mapped": Llama3(params, num_experts=4),
     }.items():
         with pytest.raises(UserError, match=problem) as caught:
