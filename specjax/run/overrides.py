@@ -65,8 +65,9 @@ def add_own_keys(config: Config, overrides: Sequence[Override]) -> None:
             loss = getattr(module.make, "loss", None)
             own = loss is not None or config.get("objective") == "heads"
             if group == "drafter" and own and "loss" in config:
+                values: Any = config.loss
                 with config.unlocked():  # values of declared keys stay, other keys go
-                    config.loss = group_of(loss, **config.loss) if loss else ConfigDict()
+                    config.loss = group_of(loss, **values) if loss else ConfigDict()
         elif last == "accept":
             module = registry.load(accept.__name__, name, "acceptance rule")
             _add(config, f"{group}.accept_keys".lstrip("."), module)

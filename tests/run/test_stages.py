@@ -181,10 +181,7 @@ def test_a_finished_bench_says_so(cli, target, tmp_path, monkeypatch, capsys):
     assert not capsys.readouterr().out
     workdirs.announce_replacement(ran[2][0], workdir)
     out = capsys.readouterr().out
-    assert (
-        f"notice: {workdir} holds the results of another run, which will be replaced (--workdir"
-        in out
-    )
+    assert f"notice: {workdir} holds the results of another run, which will be replaced (" in out
     # Not finished: the checks failed, or the bench was killed before its report.
     results = json.loads((workdir / "results.json").read_text())
     results["rows"][0]["lossless"]["passed"] = False
