@@ -11,6 +11,11 @@ have another library). The same command resumes a killed run. Other text:
 
 The same model after four million tokens, the target of the quickstart: assets/README.md has its
 curve. 25 minutes on two cores of an AMD EPYC with other work on them (jax 0.10.2, 2026-11-27).
+
+    python -m specjax.run --config=configs/pretrain.py:hybrid --workdir=runs/hybrid
+
+Three of four layers are recurrent (the gated delta rule, as in Qwen3-Next). It decodes and trains
+heads as any other target does.
 """
 
 from ml_collections import ConfigDict
@@ -33,11 +38,13 @@ MUON = {"name": "muon", "learning_rate": 0.02, "adam_learning_rate": 0.03}
 
 
 def get_config(length: str = "", **values: object) -> ConfigDict:
-    """The configuration; ``length`` is "long" or empty, ``values`` replace groups."""
-    if length not in ("", "long"):
-        raise UserError(f"configs/pretrain.py:{length} is unknown; it must be long, or left out")
+    """The configuration; ``length`` is "long", "hybrid" or empty, ``values`` replace groups."""
+    if length not in ("", "long", "hybrid"):
+        raise UserError(
+            f"configs/pretrain.py:{length} is unknown; it must be long or hybrid, or left out"
+        )
     usual = {
-        "model": SMALL,
+        "model": SMALL | ({"family": "qwen3_next"} if length == "hybrid" else {}),
         "optimiser": MUON,
         "examine": {"prompts": 0},  # without config.target there is no target to draft for
     }

@@ -31,7 +31,7 @@ TEXT = (Path(specjax.__file__).parent / "references.bib").read_text(encoding="ut
 STORED = [
     (key, entry) for entry, key in re.findall(r"^(@\w+\{(\w+),\n.*?\n\})$", TEXT, re.M | re.S)
 ]
-PARTS = ("drafters", "accept", "control", "topology", "decode")
+PARTS = ("drafters", "accept", "control", "topology", "decode", "models")
 
 
 def modules() -> list[str]:

@@ -31,6 +31,8 @@ from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 
+REFERENCE = ("yang2025gated", "qwenteam2025next")
+
 # Of the norms of queries and keys, as in the released modules.
 EPS = 1e-6
 

@@ -163,7 +163,8 @@ def _hidden_matrices(params: Any) -> Any:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         names = names[1:] if names[0] in ("target", "draft") else names
         matrix = leaf.ndim >= 2 and names[-1] in ("kernel", "proj", "proj_in")
-        if not matrix or names[0] == "head":
+        # A convolution has a few weights for each channel, and is no map between channels.
+        if not matrix or names[0] == "head" or any(name.endswith("_conv") for name in names):
             return None
         # The last two dimensions: heads are stacked in those before.
         return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)

@@ -213,6 +213,28 @@ def test_mutants_die(name, monkeypatch):
     assert apart > 1e-4 or moved, f"{name}: {apart:.1e}"
 
 
+def test_documents_in_a_row_do_not_see_each_other():
+    """Outputs and gradients of packed rows are those of the documents alone."""
+    model, params = hybrid()
+    tokens = jnp.asarray(DRAW.integers(0, 32, (1, 12)))
+    segments = jnp.asarray([[0] * 5 + [1] * 7])
+
+    def loss(params, parts):
+        outs = [lm.forward(model, params, *part).logits for part in parts]
+        chosen = jax.nn.log_softmax(jnp.concatenate(outs, 1))[0, jnp.arange(12), tokens[0]]
+        return chosen.sum()
+
+    both = jax.jit(
+        lambda params: [
+            jax.value_and_grad(loss)(params, parts)
+            for parts in ([(tokens, segments)], [(tokens[:, :5],), (tokens[:, 5:],)])
+        ]
+    )(params)
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
+        scale = 1e-5 + float(np.abs(b).max())
+        np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=1e-4)
+
+
 # Law and rounds -------------------------------------------------------------------------------
 
 

@@ -31,12 +31,15 @@ STEPS = NEW // 2  # of one call of the loop; in two calls every row ends
 EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|collective-broadcast"
 
 
-# After the name of a case: with all maps of logits, and with logprobs; with a target with experts.
-MAPPED, EXPERTS = ", mapped", ", experts"
+# After the name of a case: with all maps of logits, and with logprobs; with a target with experts,
+# or with recurrent layers.
+MAPPED, EXPERTS, RECURRENT = ", mapped", ", experts", ", recurrent"
 
 
 def case_of(name: str) -> cases.Case:
     """A case of the kit, perhaps with another target."""
+    if name.endswith(RECURRENT):
+        return cases.real(name.removesuffix(RECURRENT), "qwen3_next", 2)
     case = cases.real(name.removesuffix(MAPPED).removesuffix(EXPERTS))
     if not name.endswith(EXPERTS):
         return case
@@ -207,7 +210,7 @@ def main() -> None:
         check(name, mesh)
         print(name, flush=True)
         jax.clear_caches()
-    first = names[0].removesuffix(MAPPED).removesuffix(EXPERTS)
+    first = names[0].partition(",")[0]
     turned = jax.sharding.Mesh(mesh.devices[:, 0].T, ("tensor", "data"))
     assert mesh_lib.with_all_axes(turned) == mesh
     check_plain(first, mesh)
