@@ -16,7 +16,7 @@ from __future__ import annotations
 import jax
 
 from specjax import declare
-from specjax.accept import match, verdict
+from specjax.accept import verdict
 from specjax.declare import key
 from specjax.rng import RowKeys
 from specjax.types import SIBLINGS, Accept, Draft, Verdict
@@ -48,6 +48,6 @@ def make(own: Keys) -> Accept:
         def draw(depth: jax.Array, probs: jax.Array, active: jax.Array) -> jax.Array:
             return keys.draw_coupled(depth, probs, own.streams, active)
 
-        return match.with_draws(draw, draft, target_probs)
+        return verdict.matched(draw, draft, target_probs)
 
     return Accept(sampled, verdict.greedy, "coupled", "L1", SIBLINGS)

@@ -9,10 +9,7 @@ with the same keys, which makes this rule the strongest regression test.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
-import jax.numpy as jnp
 
 from specjax.accept import verdict
 from specjax.rng import RowKeys
@@ -23,34 +20,7 @@ REFERENCE = "miao2024specinfer"
 
 def match(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``target_probs`` f32[B,N+1,V]. The drawn token is emitted at a mismatch too."""
-    return with_draws(keys.draw_at, draft, target_probs)
-
-
-def with_draws(
-    draw: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    draft: Draft,
-    target_probs: jax.Array,
-) -> Verdict:
-    """The rule with tokens i32[B] of ``draw(depth i32[], probs f[B,V], active bool[B])``."""
-    batch = draft.tokens.shape[0]
-    first = draw(jnp.zeros((), jnp.int32), target_probs[:, 0], jnp.ones((batch,), bool))
-    if draft.tokens.shape[1] == 0:
-        return verdict.along(draft, jnp.zeros((batch, 0), jnp.int32), first)
-
-    def hits(walk: verdict.Walk, token: jax.Array) -> jax.Array:
-        return walk.open & (draft.tokens == token[:, None])
-
-    def level(carry):
-        walk, token, depth = carry
-        hit = hits(walk, token)
-        matched = hit.any(-1)
-        walk = verdict.descend(walk, draft, target_probs, jnp.argmax(hit, -1), matched)
-        depth = depth + 1
-        return walk, jnp.where(matched, draw(depth, walk.probs, matched), token), depth
-
-    start = (verdict.begin_walk(draft, target_probs), first, jnp.zeros((), jnp.int32))
-    walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)
-    return verdict.along(draft, walk.path, token)
+    return verdict.matched(keys.draw_at, draft, target_probs)
 
 
 def make() -> Accept:

@@ -251,3 +251,33 @@ def before(draft: Draft, values: jax.Array) -> jax.Array:
 def depths(draft: Draft) -> jax.Array:
     """i32[B,N]: 1 for a child of the pending token."""
     return tree.depths(draft.parents, *draft.tokens.shape) + 1
+
+
+def matched(
+    draw: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    draft: Draft,
+    target_probs: jax.Array,
+) -> Verdict:
+    """Sample-then-match with the tokens i32[B] of ``draw(depth i32[], probs f[B,V], active)``.
+
+    ``active`` bool[B] marks the rows in which the token is used.
+    """
+    batch = draft.tokens.shape[0]
+    first = draw(jnp.zeros((), jnp.int32), target_probs[:, 0], jnp.ones((batch,), bool))
+    if draft.tokens.shape[1] == 0:
+        return along(draft, jnp.zeros((batch, 0), jnp.int32), first)
+
+    def hits(walk: Walk, token: jax.Array) -> jax.Array:
+        return walk.open & (draft.tokens == token[:, None])
+
+    def level(carry):
+        walk, token, depth = carry
+        hit = hits(walk, token)
+        matched = hit.any(-1)
+        walk = descend(walk, draft, target_probs, jnp.argmax(hit, -1), matched)
+        depth = depth + 1
+        return walk, jnp.where(matched, draw(depth, walk.probs, matched), token), depth
+
+    start = (begin_walk(draft, target_probs), first, jnp.zeros((), jnp.int32))
+    walk, token, _ = jax.lax.while_loop(lambda carry: hits(*carry[:2]).any(), level, start)
+    return along(draft, walk.path, token)
