@@ -223,7 +223,9 @@ def test_chat_model(folder, monkeypatch):
 def test_in_memory(folder, monkeypatch):
     outputs = execute("in_memory", folder, monkeypatch)
     assert "passed all checks" in output_of(outputs, "testing.check_lm")
-    equal = re.findall(r"(\w+) +tau [\d.]+, as plain decoding: (\w+)", output_of(outputs, "same = "))
+    equal = re.findall(
+        r"(\w+) +tau [\d.]+, as plain decoding: (\w+)", output_of(outputs, "same = ")
+    )
     assert equal == [(name, "True") for name in ("prompt_lookup", "token_recycling", "suffix")]
     curves = output_of(outputs, 'curves["suffix"] = ')
     assert re.findall(r"(?m)^([\w, ]+?) +reward", curves) == ["plain", "suffix", "suffix, warm"]
