@@ -16,7 +16,7 @@ def tables(results: dict) -> str:
         rewards, taus = (np.asarray([row[key] for row in rows]) for key in ("reward", "tau"))
         shares = [row["rollout_share"] for row in rows if row["rollout_share"] is not None]
         ends = rewards[:, -last:].mean(1)
-        error = ends.std(ddof=1) / len(ends) ** 0.5 if len(ends) > 1 else None
+        error = float(ends.std(ddof=1)) / len(ends) ** 0.5 if len(ends) > 1 else None
         lines.append(
             (
                 arm,

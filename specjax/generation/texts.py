@@ -356,7 +356,7 @@ def _decode(
         run = _with_memory(run, rows, count, samples, keys, sizes)
     model, method = run.model, run.method
     state = _begin(run, rows, count, samples, keys, sizes)
-    before = np.asarray(state.length)
+    before = np.asarray(state.length).tolist()
     state, records, cuts = stops.decode_until(
         *(model.lm, method.drafter, method.accept, method.params, state, [row.ids for row in rows]),
         stop=run.stops,
@@ -375,7 +375,7 @@ def _with_memory(run: _Run, *batch: Any) -> _Run:
     learnt = run.model.learnt(run.method)
     if learnt is None:
         state = _begin(run, *batch)
-        learnt = run.model.learn(run.method, state, np.asarray(state.length))
+        learnt = run.model.learn(run.method, state, np.asarray(state.length).tolist())
     params = run.method.params._replace(draft=learnt)
     return run._replace(method=run.method._replace(params=params))
 

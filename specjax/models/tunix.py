@@ -45,10 +45,8 @@ def from_model(model: nnx.Module, max_positions: int = 1 << 17) -> tuple[LM, Par
     if name not in _KINDS:
         how = "decode with its own forward pass: models.adapter.from_call"
         if getattr(getattr(model, "config", None), "sliding_window_size", None):
-            how = (
-                "its sliding windows count slots of the cache and not positions, so from_call gives"
-            )
-            how += " other texts: save it, and load its files"
+            how = "its sliding windows count slots of the cache and not positions, so from_call "
+            how += "gives other texts; save it, and load its files"
         raise UserError(f"{name} is not one of tunix's {', '.join(_KINDS)}; {how}")
     family, tied = _KINDS[name]
     theirs: Any = getattr(model, "config")  # noqa: B009  (its type is not known here)
