@@ -13,11 +13,11 @@ import pytest
 from beam_cases import BEAMS, MODEL, NEW, ROWS, VOCAB, expected, params, searched
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import decode_hypotheses as hypotheses
 from marks import by_default
 
 import specjax as sj
 from specjax import testing
-from specjax.decode import _hypotheses as hypotheses
 from specjax.decode import beams
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.models import lm
