@@ -658,3 +658,15 @@ def test_the_pending_token_of_several_pieces_is_not_in_the_cache():
     right = [table[5, 3], table[4, 2], table[4, 2], table[2, 3]]
     np.testing.assert_allclose(along[0], right, rtol=1e-6)
     np.testing.assert_allclose(along[2, 3], table[4, 2], rtol=1e-6)
+
+
+@pytest.mark.fast
+def test_the_last_pieces_of_a_long_token_are_kept():
+    letters = tuple(bytes([97 + number]) for number in range(20))
+    whole, draft = TokenBytes("long", (b"".join(letters), b"c")), TokenBytes("letters", letters)
+    found = vocabulary_maps.between(whole, draft, 2, 20)
+    assert found.pieces.tolist() == [[*range(4, 20)], [2, *[-1] * 15]]
+    assert (found.sizes.tolist(), found.draft_of.tolist()) == ([16, 1], [-1, 2])
+    # Of equal tokens the first is paired.
+    twice = TokenBytes("twice", (b"a", b"b", b"a"))
+    assert vocabulary_maps.between(TokenBytes("a", (b"a",)), twice, 1, 3).draft_of.tolist() == [0]
