@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from decode_cases import arrays_of, made_up_state
 
-from specjax import accept, decode, drafters, rng, sampling
+from specjax import accept, decode, drafters, rng, sampling, testing
 from specjax.errors import UserError
 from specjax.generation import refill
 from specjax.generation.refill import decode_all
@@ -83,6 +83,18 @@ def test_texts_are_those_of_single_rows(name, keys, temperature):
     assert any(text[-1] == EOS for text in texts) and any(text[-1] != EOS for text in texts)
     # Rounds of several tokens, of one, and rows that begin after others.
     assert len(set(rounds)) > 1 and any(a < len(b) for a, b in zip(rounds, texts, strict=True))
+
+
+def test_a_row_counts_its_own_rounds():
+    """Plain decoding has a round for each token, whichever rows were there before."""
+    target, table = testing.tabular(3), testing.random_table(0, 3)
+    plain = drafters.make("none", target)
+    parts = target, plain, accept.load("match"), ModelParams(table, {})
+    prompts, limits = [[0, 1], [2], [1], [0], [2, 2]], [5, 2, 4, 1, 3]
+    options = {"batch_size": 2, "max_new_tokens": limits, "segment": 3}
+    answers = sorted(decode_all(*parts, prompts, **options))
+    assert [(each.number, len(each.tokens)) for each in answers] == [*enumerate(limits)]
+    assert [each.rounds for each in answers] == limits
 
 
 def test_a_new_row_has_nothing_of_the_row_before():

@@ -50,11 +50,22 @@ def test_page_has_all_parts_and_makes_no_requests():
     link = r"<link(?! rel=\"icon\" href=\"data:,\")"
     assert not re.search(rf"https?://|@import|url\((?!#)|{link}|\bsrc=|fetch\(|XMLHttp", outside)
     for column in columns.COLUMNS:
-        assert len(column.meaning) > 10 and column.head in page
+        # Distances are shown where a row has one: of lossy rules.
+        shown = column.key != "total_variation"
+        assert len(column.meaning) > 10 and (f"<dt>{column.head}</dt>" in page) == shown
     assert page.count('class="failed"') == 1 and page.count('class="lossy"') == 1
     assert notices_of(page) == [
         "trace 2 (none) has no probabilities: it shows only where each token came from"
     ]
+
+
+def test_the_distance_of_a_lossy_rule_is_a_column():
+    results = report_cases.results()
+    results["rows"][0] |= {"total_variation": 0.25, "kl_divergence": 0.5}
+    results["rows"][1] |= {"texts_changed": 0.125}
+    page = html.render(results, [], "A", plots={})
+    assert "<dt>TV</dt>" in page and "0.250" in page and "KL 0.5" in page
+    assert "12% changed" in page
 
 
 def test_the_header_names_target_precision_and_commit():

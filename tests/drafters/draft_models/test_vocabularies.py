@@ -634,3 +634,39 @@ def test_a_text_is_written_in_draft_tokens():
     assert np.array_equal(text.tokens, [[3, 4, 5, 6, 0, 0], [4, 5, 4, 5, 0, 0]])
     assert np.array_equal(text.size, [4, 4]) and np.array_equal(text.read, [3, 2])
     assert np.array_equal(logits, [3, -np.inf, 6])
+
+
+@pytest.mark.fast
+def test_the_pending_token_of_several_pieces_is_not_in_the_cache():
+    """And the logits after a token are those after its last piece."""
+    pieces = np.asarray([[3, 0], [4, 2], [1, 0]])
+    maps = vocabulary_maps.Maps(np.asarray([3, -1, 1]), pieces, np.asarray([1, 2, 1]), True)
+    model, table = testing.tabular(5, "draft"), cases.table(1, 5)
+    reader = _intersection.draft_text.Reader(model, maps, 2, 2)
+    tokens = np.asarray([[0, 1, 1, 0], [1, 2, 0, 0], [2, 1, 1, 1]], np.int32)
+
+    @jax.jit
+    def begun(tokens, length):
+        context = sj.Context(tokens, length, sampling.make_sampling(3))
+        kept = _intersection.draft_text.init(reader, ModelParams({}, table), context, None, 6)
+        along = _intersection.draft_text.logits_along(reader, table, tokens)
+        return kept.cache.length, kept.text.size, along
+
+    length, size, along = begun(tokens, np.asarray([3, 2, 1], np.int32))
+    assert (size.tolist(), length.tolist()) == ([5, 3, 1], [3, 2, 0])
+    # The table's rows are the last two tokens of a text.
+    right = [table[5, 3], table[4, 2], table[4, 2], table[2, 3]]
+    np.testing.assert_allclose(along[0], right, rtol=1e-6)
+    np.testing.assert_allclose(along[2, 3], table[4, 2], rtol=1e-6)
+
+
+@pytest.mark.fast
+def test_the_last_pieces_of_a_long_token_are_kept():
+    letters = tuple(bytes([97 + number]) for number in range(20))
+    whole, draft = TokenBytes("long", (b"".join(letters), b"c")), TokenBytes("letters", letters)
+    found = vocabulary_maps.between(whole, draft, 2, 20)
+    assert found.pieces.tolist() == [[*range(4, 20)], [2, *[-1] * 15]]
+    assert (found.sizes.tolist(), found.draft_of.tolist()) == ([16, 1], [-1, 2])
+    # Of equal tokens the first is paired.
+    twice = TokenBytes("twice", (b"a", b"b", b"a"))
+    assert vocabulary_maps.between(TokenBytes("a", (b"a",)), twice, 1, 3).draft_of.tolist() == [0]
