@@ -6,7 +6,7 @@ ring: position p is in slot p mod W, and replaces position p - W, which no later
 A model reads the cache and returns the keys and values of the tokens that it was fed, a
 ``KVBlock``. ``commit`` writes those of the accepted tokens; nothing else writes to the cache.
 
-A recurrent layer has a state of constant size (``State``), which nothing can take a token out of
+A recurrent layer has a ``RecurrentState`` of constant size, which nothing can take a token out of
 again. Its part of a block are ``Updates``: what each token adds to the state that is before it on
 its path. So a node of a tree costs as much memory as its keys and values, not a state, and
 ``commit`` computes the state after the accepted path from the one before the block.
@@ -84,7 +84,7 @@ class GrownBlock(struct.PyTreeNode):
         return GrownBlock(k, v)
 
 
-class State(struct.PyTreeNode):
+class RecurrentState(struct.PyTreeNode):
     """What a recurrent layer keeps of the committed text; zeros for an empty one."""
 
     memory: jax.Array  # f32[B,H,K,V], float64 in exactness tests
@@ -108,7 +108,7 @@ class MixedCache(struct.PyTreeNode):
     """The cache of a decoder with recurrent layers, and perhaps some with attention."""
 
     attention: KVCache  # of the layers with attention, in order
-    states: tuple[State, ...]  # of the recurrent layers, in order
+    states: tuple[RecurrentState, ...]  # of the recurrent layers, in order
     recurrent: tuple[bool, ...] = struct.field(pytree_node=False)  # for each layer
 
     @property
@@ -283,7 +283,7 @@ def commit(cache: Any, block: Any, count: jax.Array, path: jax.Array | None = No
 EXACT = jax.lax.Precision.HIGHEST
 
 
-def advanced(state: State, kept: Updates, count: jax.Array) -> State:
+def advanced(state: RecurrentState, kept: Updates, count: jax.Array) -> RecurrentState:
     """The state after the first ``count`` i32[B] of M tokens; ``kept`` is zero beyond them.
 
     By the recurrence written out: the old state decays by all tokens, and what a token wrote by
@@ -299,4 +299,4 @@ def advanced(state: State, kept: Updates, count: jax.Array) -> State:
     memory = left * state.memory + added.reshape(state.memory.shape)
     inputs = jnp.concatenate([state.window, kept.inputs.astype(state.window.dtype)], 1)
     slide = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, state.window.shape[1]))
-    return State(memory.astype(state.memory.dtype), slide(inputs, count))
+    return RecurrentState(memory.astype(state.memory.dtype), slide(inputs, count))

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax import tree
-from specjax.cache import EXACT, State, Updates
+from specjax.cache import EXACT, RecurrentState, Updates
 from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
@@ -40,11 +40,11 @@ EPS = 1e-6
 class Before(NamedTuple):
     """What one recurrent layer has before its tokens are fed."""
 
-    state: State
+    state: RecurrentState
     fed: Updates | None = None  # of the tokens of the block that were fed before
 
 
-def empty(config: TransformerConfig, dtype, batch: int) -> tuple[State, ...]:
+def empty(config: TransformerConfig, dtype, batch: int) -> tuple[RecurrentState, ...]:
     """The states of all recurrent layers before a text; ``dtype`` is that of activations."""
     own = config.recurrent
     if own is None:
@@ -52,7 +52,9 @@ def empty(config: TransformerConfig, dtype, batch: int) -> tuple[State, ...]:
     shape = (batch, own.value_heads, own.key_dim, own.value_dim)
     window = (batch, own.kernel - 1, own.channels)
     wide = jnp.promote_types(dtype, jnp.float32)
-    return tuple(State(jnp.zeros(shape, wide), jnp.zeros(window, dtype)) for _ in own.layers)
+    return tuple(
+        RecurrentState(jnp.zeros(shape, wide), jnp.zeros(window, dtype)) for _ in own.layers
+    )
 
 
 def places(layout: Layout, width: int) -> jax.Array:
@@ -128,7 +130,7 @@ class GatedDelta(nnx.Module):
         return out, Updates(k, values, decay, inputs)
 
     def _convolved(
-        self, new: jax.Array, state: State, fed: Updates | None, at: jax.Array | None
+        self, new: jax.Array, state: RecurrentState, fed: Updates | None, at: jax.Array | None
     ) -> jax.Array:
         """The convolution of inputs [B,T,C] along their paths."""
         kernel = [own.kernel[...] for own in (self.q_conv, self.k_conv, self.v_conv)]

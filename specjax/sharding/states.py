@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.cache import KVCache, State
+from specjax.cache import KVCache, RecurrentState
 from specjax.errors import UserError
 from specjax.sharding.mesh import DATA, TENSOR
 from specjax.types import DecodeState, Drafter
@@ -99,7 +99,7 @@ def _divide_caches(by_rows: Any, state: Any, size: int) -> Any:
     """The specs with the heads of each cache divided among "tensor", if they can be."""
 
     def one(spec: Any, value: Any) -> Any:
-        if isinstance(value, State) and value.memory.shape[1] % size == 0:
+        if isinstance(value, RecurrentState) and value.memory.shape[1] % size == 0:
             return spec.replace(memory=PartitionSpec(DATA, TENSOR))
         if not isinstance(value, KVCache) or any(x.shape[1] % size for x in value.k):
             return spec
@@ -107,7 +107,7 @@ def _divide_caches(by_rows: Any, state: Any, size: int) -> Any:
         return spec.replace(k=heads, v=heads)
 
     def stop(value: Any) -> bool:
-        return isinstance(value, KVCache | State) or _is_spec(value)
+        return isinstance(value, KVCache | RecurrentState) or _is_spec(value)
 
     return jax.tree.map(one, by_rows, state, is_leaf=stop)
 

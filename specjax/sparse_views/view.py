@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.cache import KVCache, write_at
+from specjax.cache import KVCache, MixedCache, write_at
 from specjax.errors import UserError
 from specjax.types import LM
 
@@ -36,10 +36,15 @@ def check(name: str, model: LM, windows: bool = True) -> None:
     ``windows``: whether some of its layers may have sliding windows.
     """
     cache = jax.eval_shape(lambda: model.init_cache(1, 1))
+    if isinstance(cache, MixedCache):
+        raise UserError(
+            f"the view {name} chooses among keys and values, and recurrent layers of {model.name} "
+            "have a state instead; take a decoder without recurrent layers"
+        )
     if not isinstance(cache, KVCache) or model.inside.queries is None:
         raise UserError(
-            f"the view {name} chooses among keys and values, and {model.name} has none, or not in "
-            "every layer; take a decoder of specjax.models without recurrent layers"
+            f"the view {name} chooses among keys and values, and {model.name} has none; take a "
+            "decoder of specjax.models"
         )
     if not full_layers(cache):
         raise UserError(

@@ -13,7 +13,7 @@ from mutants import recurrent
 
 from specjax import accept, decode, drafters, prompt, testing, tree
 from specjax import cache as kv
-from specjax.cache import State, Updates
+from specjax.cache import RecurrentState, Updates
 from specjax.errors import UserError
 from specjax.models import gated_delta, lm
 from specjax.models.gated_delta import Tokens
@@ -94,7 +94,7 @@ def test_the_rule_is_its_recurrence(parents, calls):
         @jax.jit
         def both(tokens, memory):
             out, block = in_parts(tokens, memory, parents, calls)
-            state = State(memory, jnp.zeros((ROWS, 3, 1)))
+            state = RecurrentState(memory, jnp.zeros((ROWS, 3, 1)))
             path = jnp.asarray(PATHS if parents == PARENTS else [[0, 1, 2, 3]] * ROWS)
             kept, _ = tree.accepted(block, jnp.asarray(COUNTS), path)
             return out, kv.advanced(state, kept, jnp.asarray(COUNTS)).memory, path
