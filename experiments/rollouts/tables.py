@@ -24,7 +24,7 @@ def tables(results: dict) -> str:
                 f"{ends.mean():.3f} +- {number(error, '.3f')}",
                 f"{taus[:, 0].mean():.2f}",
                 f"{taus[:, -last:].mean():.2f}",
-                number(np.mean(shares) if shares else None, ".0%"),
+                number(float(np.mean(shares)) if shares else None, ".0%"),
             )
         )
     heads = ("rollouts", "reward, first step", f"last {last} steps", "tau, first step")
