@@ -400,7 +400,9 @@ def test_a_warm_drafter_learns_between_calls(compiled):
         assert [x.tokens for x in each.completions] == [x.tokens for x in plain.completions]
     assert results[1].tau > results[0].tau
     # Parameters of the target do not change what is kept; without ``warm`` nothing is read.
-    changed = sj.generate_text(own, prompts, params=jax.tree.map(lambda x: -x, params), **keys)
+    other = jax.tree.map(lambda x: -x, params)
+    compiled.clear()
+    changed = sj.generate_text(own, prompts, params=other, **keys)
     assert compiled == [] and changed.texts == [""] * 3
     cold = sj.generate_text(own, prompts, **keys | {"warm": False, "drafter": "suffix"})
     assert cold.tau <= results[1].tau
