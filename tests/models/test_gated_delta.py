@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import cases
 import jax
@@ -241,7 +242,7 @@ def test_documents_in_a_row_do_not_see_each_other():
 @pytest.mark.xdist_group("enumeration")
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("chain", "chain"), pytest.param("pairs", "traversal", marks=pytest.mark.slow)],
+    [("chain", "chain"), pytest.param("without_replacement", "traversal", marks=pytest.mark.slow)],
 )
 def test_the_law_of_rounds_is_the_targets(name, rule):
     """By enumeration in float64, with hybrids as target and draft model."""
@@ -260,7 +261,7 @@ REFUSED = {name for name in cases.NAMES if name.startswith(("magicdec", "triforc
 
 def finished(case, loop_of):
     """The state after all tokens of ragged rows, two of them greedy."""
-    settings = {"temperature": np.array([0.0, 0.0, 1.0, 0.7])}
+    settings: dict[str, Any] = {"temperature": np.array([0.0, 0.0, 1.0, 0.7])}
     prompts = [[0, 1, 2, 0, 1], [2], [1, 1], [0, 2, 1]]
     state = loop.begin(case.target, case.drafter, case.params, prompts, NEW, 3, **settings)
     return loop_of(state)
@@ -283,7 +284,8 @@ def test_every_drafter_drafts_for_a_hybrid(name):
         np.testing.assert_array_equal(state.tokens[:2, :size], greedy.tokens[:2, :size])
     cache = case.target.init_cache(4, state.tokens.shape[1])
     tokens = jnp.maximum(state.tokens, 0)
-    _, cache = prompt.feed(case.target, case.params.target, tokens, state.length - 1, cache, 7)
+    fed: Any = prompt.feed(case.target, case.params.target, tokens, state.length - 1, cache, 7)
+    cache = fed[1]
     for own, right in zip(state.cache.states, cache.states, strict=True):
         for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(right), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * float(jnp.abs(b).max()))
