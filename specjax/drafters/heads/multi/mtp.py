@@ -133,10 +133,10 @@ def _last_layer(target: LM) -> tuple[TransformerConfig, int]:
         )
     if config is None:
         return _prefix.new(target.width or 0, target), 0
-    if config.is_recurrent(layers - 1):
+    if config.is_recurrent(layers - 1) or config.attention_gate:
         raise UserError(
-            f"{NAME} has further layers of the kind of the target's last one, which is recurrent; "
-            "such layers are not supported"
+            f"{NAME} has further layers of the kind of the target's last one, which is recurrent "
+            "or has a gate after its attention; such layers are not supported"
         )
     if config.has_experts(layers - 1):
         raise UserError(
