@@ -404,11 +404,19 @@ def test_drafts_that_are_not_finite_are_reported():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize("drafted", [False, True])
-def test_scores_in_float64(drafted):
+def test_scores_in_float64(drafted, recurrent):
+    """Beams change places: keys, values and states move with them."""
     with jax.enable_x64(True):
-        model = lm.from_config(beam_cases.CONFIG, jnp.float64)
-        own = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params(2, 0.1))
+        own, config = params(2, 0.1), beam_cases.CONFIG
+        if recurrent:
+            config = testing.tiny_config("qwen3_next", vocab_size=VOCAB)
+            first, second = (lm.init_params(config, jax.random.key(n)) for n in range(2))
+            near = jax.tree.map(lambda a, b: a + 0.1 * b, first, second)
+            own = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, ModelParams(first, near))
+        model = lm.from_config(config, jnp.float64)
+        own = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), own)
         packed, lengths = sj.pack_prompts(ROWS, beam_cases.WIDTH)
         sizes = {"beams": BEAMS, "max_new_tokens": NEW, "returned": BEAMS, "length_penalty": 0.7}
         draft = sj.BeamDraft(model, 2, 5) if drafted else None
