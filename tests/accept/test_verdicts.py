@@ -306,6 +306,7 @@ def test_keys_that_are_not_given_are_not_refused():
 
 def test_an_unknown_rule_lists_the_rules():
     with pytest.raises(
-        UserError, match="unknown acceptance rule 'chian'; it must be one of block, chain, coupled, determin"
+        UserError,
+        match="unknown acceptance rule 'chian'; it must be one of block, chain, coupled, determin",
     ):
         accept.load("chian")

@@ -205,7 +205,10 @@ def test_measured_verification():
         (lambda: theory.expected_tokens(0.5, 1.5), "gamma is 1.5; it must be a whole number >= 0"),
         (lambda: theory.expected_tokens("half", 1), "alpha is 'half'; it must be a number"),
         (lambda: theory.expected_tokens(10**400, 3), "alpha is larger than a float can be"),
-        (lambda: theory.expected_tokens(0.5, 10**400), "gamma is a number of about 400 digits; it must be"),
+        (
+            lambda: theory.expected_tokens(0.5, 10**400),
+            "gamma is a number of about 400 digits; it must be",
+        ),
         (lambda: theory.expected_tokens_by_depth([0.5, 2]), "acceptance is 2"),
         (lambda: theory.expected_tokens_by_depth([[0.5], [0.6]]), "acceptance has shape (2, 1)"),
         (lambda: theory.oracle_tokens(-1.0), "alpha is -1"),
