@@ -13,8 +13,9 @@ sentences of paragraphs, with a request to go on), and ``bench.jsonl``, the firs
 each category of Spec-Bench. Of the other tasks no training set is read: their questions are
 templates, filled with passages, names and nouns of the books and with dialogues
 (``summary.jsonl``, ``passages.jsonl``, ``translation.jsonl``, ``knowledge.jsonl``,
-``writing.jsonl``). No file of training questions has a question of the bench: Spec-Bench's
-mathematics is from GSM8K's test set. The selection is the same in every run.
+``writing.jsonl``). ``train.jsonl`` has all of them, mixed. No file of training
+questions has a question of the bench: Spec-Bench's mathematics is from GSM8K's test set. The
+selection is the same in every run.
 """
 
 from __future__ import annotations
@@ -259,15 +260,21 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     shuffle = random.Random(0)
-    write(args.out / "gsm8k_train.jsonl", mathematics(args.gsm8k, shuffle, 2500))
-    write(args.out / "mbpp_train.jsonl", programs(args.mbpp))
-    write(args.out / "sgd.jsonl", dialogues(args.dialogues, shuffle, 1500))
-    write(args.out / "stories.jsonl", stories(args.stories, shuffle, 1500))
+    files = {
+        "gsm8k_train": mathematics(args.gsm8k, shuffle, 2500),
+        "mbpp_train": programs(args.mbpp),
+        "sgd": dialogues(args.dialogues, shuffle, 1500),
+        "stories": stories(args.stories, shuffle, 1500),
+    }
     if args.books:
-        files = args.dialogues.split(",")
-        talks = [conversation(row["turns"]) for path in files for row in records(path)]
-        for name, questions in templates(books(args.books), talks, shuffle, 1400).items():
-            write(args.out / f"{name}.jsonl", questions)
+        paths = args.dialogues.split(",")
+        talks = [conversation(row["turns"]) for path in paths for row in records(path)]
+        files |= templates(books(args.books), talks, shuffle, 1400)
+    mixed = [each[1:] for questions in files.values() for each in questions]
+    shuffle.shuffle(mixed)
+    numbered = [(i, *each) for i, each in enumerate(mixed)]
+    for name, questions in [*files.items(), ("train", numbered)]:
+        write(args.out / f"{name}.jsonl", questions)
     write(args.out / "bench.jsonl", benchmark(args.spec_bench))
 
 
