@@ -173,9 +173,12 @@ def advance(
     if logprobs is not None:
         emitted = jnp.where(verdict.tokens >= 0, logprobs, 0)
         state = state.replace(logprobs=put(state.logprobs, emitted, state.length))
+    tokens = put(state.tokens, verdict.tokens, state.length)
+    maps = logit_maps.advanced(state.sampling.maps, tokens, length)
     return state.replace(
-        tokens=put(state.tokens, verdict.tokens, state.length),
+        tokens=tokens,
         length=length,
+        sampling=state.sampling.replace(maps=maps),
         done=state.done | (ended & ~failed) | failed | stalled | (length >= state.limit),
         failed=jnp.where(failed, state.round, jnp.where(stalled, -2 - state.round, state.failed)),
         round=state.round + 1,

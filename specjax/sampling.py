@@ -57,15 +57,17 @@ def make_sampling(
         lenience: in (0, 1], for a rule that takes a value for each row (``accept.lenient``, where a
             row with 1 keeps the target's law); None: the rule's own.
         maps: the maps of logits, in the order in which they are applied, before the temperature.
+            ``grammar``: an automaton (``logit_maps.grammar.of_regex``, ``of_schema``,
+            ``of_table``) that the output follows, for all rows, or one or None for each.
             ``min_new_tokens`` (0): so many new tokens come before one of ``end_ids``, ids that end
             a text (those of ``generate``, and others). ``logit_bias``: token id -> number that is
             added to its logit, or an array f[V]; for all rows, or one for each. ``banned``: ids of
-            tokens that are never emitted, or such a list for each row. A bias and a ban need
-            ``vocab_size``. ``repetition_penalty`` (1): logits of tokens of prompt and output are
-            divided by it where positive, and multiplied where negative (CTRL, Keskar et al. 2019,
-            1909.05858, section 4.1, and transformers). ``frequency_penalty`` (0): subtracted for
-            each occurrence of the token in the output. ``presence_penalty`` (0): subtracted once
-            from tokens of the output. (The last two as in OpenAI's API and vLLM, and the order is
+            tokens that are never emitted, or such a list for each row. A grammar, a bias and a ban
+            need ``vocab_size``. ``repetition_penalty`` (1): logits of tokens of prompt and output
+            are divided by it where positive, and multiplied where negative (CTRL, Keskar et al.
+            2019, 1909.05858, section 4.1, and transformers). ``frequency_penalty`` (0): subtracted
+            for each occurrence of the token in the output. ``presence_penalty`` (0): subtracted
+            once from tokens of the output. (The last two as in OpenAI's API and vLLM; the order is
             vLLM's.)
 
     Raises:
@@ -95,8 +97,7 @@ def after_prompt(sampling: Sampling, lengths: jax.Array) -> Sampling:
     """The settings for texts whose first ``lengths`` i32[B] tokens are the prompt."""
     if sampling.maps is None:
         return sampling
-    # A copy: states are donated, and the lengths may be a field of the same state.
-    return sampling.replace(maps=sampling.maps.replace(prompt=jnp.copy(lengths)))
+    return sampling.replace(maps=logit_maps.begun(sampling.maps, lengths))
 
 
 def for_draft(sampling: Sampling) -> Sampling:

@@ -197,12 +197,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--epochs", type=float, default=3.0)
     add("--rate", type=float, default=1e-3)
     add("--evaluations", type=int, default=8)
-    add("--examined", type=int, default=32, help="held-out prompts of each part that are measured")
+    add("--examined", type=int, help="held-out prompts of each part that are measured; at most 32")
     add("--init", default="", help="workdir of an earlier head")
     add("--prompts", type=int, default=24, help="of the bench")
     add("--bench-tokens", type=int, default=128)
     add("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
+    # One of twenty prompts is held out.
+    args.examined = args.examined or max(1, min(32, args.part // 25))
     args.workdir.mkdir(parents=True, exist_ok=True)
     args.workdir = args.workdir.resolve()
     return args

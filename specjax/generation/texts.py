@@ -18,6 +18,7 @@ from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
+from specjax.logit_maps import grammar
 from specjax.models import memory
 from specjax.prompt import check_logprobs, make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
@@ -119,6 +120,8 @@ def generate_text(
             model: what it keeps has a fixed shape. Text passes from one prompt to others.
         settings: further ones of ``sampling.make_sampling``: top_k, top_p, min_p, penalties, bans
             (one value for all rows). ``end_ids`` are the model's unless they are given.
+            ``grammar``: what each text must match, a regular expression, a JSON schema (an object,
+            or the path of a .json file), or an automaton.
 
     Raises:
         UserError: wrong arguments, a text longer than the model's positions, several greedy
@@ -228,6 +231,9 @@ def _run(
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
+    how["grammar"] = grammar.of_setting(
+        how.get("grammar"), model.lm.token_bytes, model.lm.vocab_size, model.eos_ids
+    )
     return _Run(model, method, how, max_new_tokens, stops_of_texts, logprobs, eos)
 
 

@@ -1,12 +1,12 @@
-"""Penalties, biases and bans: maps of logits that depend on the text before a token.
+"""Grammars, penalties, biases and bans: maps of logits that depend on the text before a token.
 
 They change the target: speculative decoding is lossless with respect to the mapped target. So the
 same function is applied to the logits of the target and of the draft, at each node with the tokens
 of its own path (``mapped``, ``for_draft``).
 
-The order of the maps is that of vLLM: end-of-sequence ids before the minimum number of new tokens,
-bias and bans; then the repetition, the frequency and the presence penalty; then the temperature and
-the cut-offs of ``specjax.sampling``.
+The order of the maps is that of vLLM: the grammar; end-of-sequence ids before the minimum number of
+new tokens, bias and bans; then the repetition, the frequency and the presence penalty; then the
+temperature and the cut-offs of ``specjax.sampling``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from jax.core import Tracer
 
 from specjax.checks import per_row
 from specjax.errors import UserError
+from specjax.logit_maps import grammar as grammars
+from specjax.logit_maps.grammar import Automaton, Grammar
 
 # The settings of the maps, one value per row.
 
@@ -41,6 +43,7 @@ class LogitMaps(struct.PyTreeNode):
     ends: jax.Array  # i32[B,E] ids that end a text, padded with -1
     prompt: jax.Array  # i32[B] tokens of the prompt; ``prefill`` sets it
     bias: jax.Array | None = None  # f32[B,V] added to the logits, -inf = banned; None = off
+    grammar: Grammar | None = None  # None = off
 
 
 # Names of the numbers in a message, and a test for them: see ``checks.per_row``.
@@ -65,6 +68,7 @@ def make(
     min_new_tokens: Any = 0,
     end_ids: Ids = (),
     vocab_size: int | None = None,
+    grammar: Automaton | Sequence[Automaton | None] | None = None,
 ) -> LogitMaps | None:
     """The settings of ``batch`` rows, or None if no map has an effect.
 
@@ -90,8 +94,14 @@ def make(
         )
     if bias is not None:
         _check_left(bias, ends, rows["min_new_tokens"] > 0)
+    grammar_rows = grammars.of_rows(grammar, batch, vocab_size)
+    if grammar_rows is not None:
+        stays = np.ones(grammar_rows.classes.shape, bool) if bias is None else bias > -np.inf
+        stays[np.ix_(rows["min_new_tokens"] > 0, ends)] = False
+        grammars.check_left(grammar_rows, stays)
     off = {"repetition_penalty": 1.0}
-    if bias is None and all((rows[name] == off.get(name, 0)).all() for name in rows):
+    plain = bias is None and grammar_rows is None
+    if plain and all((rows[name] == off.get(name, 0)).all() for name in rows):
         return None
     penalties = {
         name: jnp.asarray(rows[f"{name}_penalty"], jnp.float32)
@@ -103,6 +113,7 @@ def make(
         ends=jnp.broadcast_to(jnp.asarray(ends, jnp.int32), (batch, len(ends))),
         prompt=jnp.zeros((batch,), jnp.int32),
         bias=None if bias is None else jnp.asarray(bias, jnp.float32),
+        grammar=grammar_rows,
     )
 
 
@@ -209,6 +220,11 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
     """Raises UserError for a bias of another vocabulary, or end_ids outside it."""
     if maps is None:
         return
+    if maps.grammar is not None and maps.grammar.classes.shape[-1] != vocab_size:
+        raise UserError(
+            f"grammar was made for {maps.grammar.classes.shape[-1]} tokens, and the target has "
+            f"{vocab_size}; give vocab_size={vocab_size}"
+        )
     if maps.bias is not None and maps.bias.shape[-1] != vocab_size:
         raise UserError(
             f"logit_bias and banned were made for {maps.bias.shape[-1]} tokens, and the target has "
@@ -221,12 +237,32 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
 # The maps: what is known of the text before a token, and the logits that follow from it.
 
 
+def begun(maps: LogitMaps, lengths: jax.Array) -> LogitMaps:
+    """The maps for texts whose first ``lengths`` i32[B] tokens are the prompt."""
+    # A copy: states are donated, and the lengths may be a field of the same state.
+    maps = maps.replace(prompt=jnp.copy(lengths))
+    if maps.grammar is None:
+        return maps
+    return maps.replace(grammar=grammars.begun(maps.grammar, lengths))
+
+
+def advanced(maps: LogitMaps | None, tokens: jax.Array, length: jax.Array) -> LogitMaps | None:
+    """The maps after a round: the automata have read the first ``length`` i32[B] tokens.
+
+    Nothing depends on it but time: ``read`` goes on from where they are.
+    """
+    if maps is None or maps.grammar is None:
+        return maps
+    return maps.replace(grammar=grammars.walked(maps.grammar, tokens, length))
+
+
 class Text(struct.PyTreeNode):
     """What the maps read of the committed text of each row, the pending token included."""
 
     used: jax.Array  # bool[B,V] tokens of prompt and output
     count: jax.Array  # i32[B,V] occurrences in the output
     new: jax.Array  # i32[B] tokens of the output
+    state: jax.Array | None = None  # i32[B] of the row's automaton; None: there is no grammar
 
 
 def read(
@@ -245,7 +281,10 @@ def read(
     used = jnp.zeros((batch, vocab_size), bool).at[rows, ids].set(True, mode="drop")
     count = jnp.zeros((batch, vocab_size), jnp.int32)
     count = count.at[rows, ids].add(output.astype(jnp.int32), mode="drop")
-    return Text(used, count, output.sum(-1).astype(jnp.int32))
+    grammar, state = maps.grammar, None
+    if grammar is not None:
+        state = grammars.walked(grammar, tokens, length).state
+    return Text(used, count, output.sum(-1).astype(jnp.int32), state)
 
 
 def mapped(
@@ -268,7 +307,7 @@ def mapped(
         return logits
     here: Text = jax.tree.map(lambda x: x[:, None], text)
     if nodes is not None and visible is not None and nodes.shape[1]:
-        here = _after(here, nodes, visible, visible)
+        here = _after(here, nodes, visible, visible, maps.grammar)
     return _map(maps, logits, here)
 
 
@@ -301,22 +340,35 @@ def along_text(maps: LogitMaps | None, logits: jax.Array, tokens: jax.Array) -> 
     before = jnp.broadcast_to(place <= place[:, None], (batch, size, size))
     output = before & (place >= maps.prompt[:, None])[:, None]
     nothing = read(maps, tokens[:, :0], jnp.zeros((batch,), jnp.int32), logits.shape[-1])
+    assert nothing is not None
+    if maps.grammar is not None:
+        nothing = nothing.replace(state=maps.grammar.start)
     start: Text = jax.tree.map(lambda x: x[:, None], nothing)
-    return _or_unchanged(_map(maps, logits, _after(start, tokens, before, output)), logits)
+    after = _after(start, tokens, before, output, maps.grammar)
+    return _or_unchanged(_map(maps, logits, after), logits)
 
 
 def _or_unchanged(result: jax.Array, logits: jax.Array) -> jax.Array:
     return jnp.where(result.max(-1, keepdims=True) == -jnp.inf, logits, result)
 
 
-def _after(text: Text, nodes: jax.Array, visible: jax.Array, output: jax.Array) -> Text:
+def _after(
+    text: Text,
+    nodes: jax.Array,
+    visible: jax.Array,
+    output: jax.Array,
+    grammar: Grammar | None = None,
+) -> Text:
     """The texts [B,T,...] with the tokens of nodes on each path.
 
     ``visible`` and ``output`` bool[B,T,P]: the nodes that count as text, and as output.
     """
     batch, size = nodes.shape
     vocab = text.used.shape[-1]
-    places, same = visible.shape[1], output is visible
+    places, same, state = visible.shape[1], output is visible, text.state
+    if grammar is not None and state is not None:
+        on = jnp.broadcast_to(output, (batch, places, size))
+        state = grammars.along(grammar, state, nodes, on)
     visible = jnp.broadcast_to(visible, (batch, places, size)).astype(jnp.int32)
     output = visible if same else output.astype(jnp.int32)
     rows, place = jnp.arange(batch)[:, None, None], jnp.arange(places)[:, None]
@@ -325,7 +377,7 @@ def _after(text: Text, nodes: jax.Array, visible: jax.Array, output: jax.Array) 
     seen = zeros.at[rows, place, ids].add(visible, mode="drop")
     # Draft nodes are all output: one scatter is enough.
     written = seen if output is visible else zeros.at[rows, place, ids].add(output, mode="drop")
-    return Text(text.used | (seen > 0), text.count + written, text.new + output.sum(-1))
+    return Text(text.used | (seen > 0), text.count + written, text.new + output.sum(-1), state)
 
 
 def _map(maps: LogitMaps, logits: jax.Array, text: Text) -> jax.Array:
@@ -335,6 +387,8 @@ def _map(maps: LogitMaps, logits: jax.Array, text: Text) -> jax.Array:
     def per_row(values: jax.Array) -> jax.Array:
         return values[:, None, None].astype(dtype)
 
+    if maps.grammar is not None and text.state is not None:
+        logits = jnp.where(grammars.allowed(maps.grammar, text.state), logits, -jnp.inf)
     if maps.ends.shape[1]:
         rows, ids = jnp.arange(logits.shape[0])[:, None], _inside(maps.ends, vocab)
         ends = jnp.zeros((logits.shape[0], vocab), bool).at[rows, ids].set(True, mode="drop")

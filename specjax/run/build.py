@@ -19,6 +19,7 @@ from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
 from specjax.drafters.files import probe
 from specjax.errors import TooLong, UserError
+from specjax.logit_maps import grammar
 from specjax.models import hf, memory
 from specjax.run.settings import Settings
 from specjax.train.display import report
@@ -125,11 +126,13 @@ def job(
     new_tokens = settings.max_new_tokens if new_tokens is None else new_tokens
     methods_lib.check_length(model, prompts.prompts, new_tokens)
     sampling = dataclasses.replace(settings.sampling, temperature=temperature)
+    ends, vocab = model.eos_id, model.lm.vocab_size
+    automaton = grammar.of_setting(sampling.grammar, model.lm.token_bytes, vocab, ends)
     built = Job(
         target=model.lm,
         params=model.params,
         prompts=[prompt.ids for prompt in prompts.prompts],
-        settings=sampling.arguments(model.eos_id, model.lm.vocab_size),
+        settings=sampling.arguments(ends, vocab, automaton),
         batch_size=batch_size,
         max_new_tokens=new_tokens,
         eos_id=() if settings.ignore_eos else model.eos_id,

@@ -28,6 +28,7 @@ from specjax.declare import free, group, key
 from specjax.drafters import objectives
 from specjax.errors import UserError
 from specjax.generation import stops
+from specjax.logit_maps import Automaton
 from specjax.train import settings as train_settings
 from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
 
@@ -52,6 +53,9 @@ class SamplingKeys(declare.Keys):
     min_new_tokens: Any = key(0, "the least number of new tokens before an end-of-sequence token")
     banned: Any = key((), "ids of tokens that are never emitted")
     logit_bias: Any = key("", '"12:-1.5,30:2": ids, and what is added to their logits')
+    grammar: str = key(
+        "", "what the output must match: a regular expression, or a .json file with a JSON schema"
+    )
 
     def check(self) -> None:
         biased, banned = self.bias(), self.banned or ()
@@ -87,9 +91,15 @@ class SamplingKeys(declare.Keys):
             ) from None
         return result
 
-    def arguments(self, end_ids: tuple[int, ...], vocab_size: int) -> dict[str, Any]:
-        """The arguments of ``make_sampling`` for a target. Raises UserError."""
+    def arguments(
+        self, end_ids: tuple[int, ...], vocab_size: int, automaton: Automaton | None = None
+    ) -> dict[str, Any]:
+        """The arguments of ``make_sampling`` for a target. Raises UserError.
+
+        ``automaton``: of the key ``grammar``, which needs the target's tokens.
+        """
         result = {each.name: getattr(self, each.name) for each in declare.keys_of(SamplingKeys)}
+        result["grammar"] = automaton
         result["logit_bias"] = self.bias()
         if self.min_new_tokens:
             if not end_ids:
@@ -98,7 +108,7 @@ class SamplingKeys(declare.Keys):
                     "end-of-sequence token that could wait; leave it out"
                 )
             result["end_ids"] = end_ids
-        if self.banned or result["logit_bias"]:
+        if self.banned or result["logit_bias"] or automaton:
             result["vocab_size"] = vocab_size
         return result
 

@@ -68,8 +68,11 @@ def mapped_logits(
     )
     ends, least = np.asarray(maps.ends[row]).tolist(), int(maps.min_new_tokens[row])
     bias = None if maps.bias is None else np.asarray(maps.bias[row], np.float64)
+    allowed = _allowed(maps, row, output, len(logits))
     result = np.zeros(len(logits))
     for token, value in enumerate(np.asarray(logits, np.float64).tolist()):
+        if token not in allowed:
+            value = -np.inf
         if token in ends and len(output) < least:
             value = -np.inf
         if bias is not None:
@@ -82,3 +85,20 @@ def mapped_logits(
             value -= presence
         result[token] = value
     return result
+
+
+def _allowed(maps: LogitMaps, row: int, output: Sequence[int], vocab_size: int) -> set[int]:
+    """The tokens that the grammar of a row allows after ``output``; all without a grammar.
+
+    Also after a token that was not allowed: no output has it.
+    """
+    every = set(range(vocab_size))
+    if maps.grammar is None:
+        return every
+    table, classes = np.asarray(maps.grammar.following[row]), np.asarray(maps.grammar.classes[row])
+    state = int(maps.grammar.start[row])
+    for token in output:
+        state = int(table[state, classes[token]]) if 0 <= token < vocab_size else 0
+        if state <= 0:
+            return every
+    return {token for token in every if table[state, classes[token]] >= 0}

@@ -1,4 +1,4 @@
-"""Mistakes in penalties, biases and bans, each of which changes the law of the text.
+"""Mistakes in grammars, penalties, biases and bans, each of which changes the law of the text.
 
 Each entry replaces functions of the engine while it is active (``active``). ``SETTINGS`` are those
 with which the law of two rounds shows the mistake.
@@ -13,8 +13,10 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import logit_maps, outcome, step
+from specjax.logit_maps import grammar as grammars
 
 _after, _map = logit_maps._after, logit_maps._map
 _finish, _of_round = step._finish, outcome.mapped
@@ -28,6 +30,10 @@ SETTINGS = {
     "min_new_tokens": 2,
     "end_ids": (2,),
 }
+# Outputs like "1 1 0 1 0 2": a 0 is followed by 1 or by the end, 2. The first state forces a 1.
+TABLE = np.array([[-1, 1, -1], [2, 1, -1], [-1, 1, 3], [0, -1, -1]])
+AUTOMATON = grammars.of_table(TABLE, 0, (2,), (2,))
+GRAMMAR = {"temperature": TEMPERATURE, "grammar": AUTOMATON}
 
 
 class MapMutant(NamedTuple):
@@ -74,22 +80,22 @@ def _prompt_ignored(maps, tokens, length, vocab_size):
     return text.replace(used=text.count > 0)
 
 
-def _ancestors_ignored(text, nodes, visible, output):
-    return text.replace(new=_after(text, nodes, visible, output).new)
+def _ancestors_ignored(text, nodes, visible, output, grammar=None):
+    return text.replace(new=_after(text, nodes, visible, output, grammar).new)
 
 
-def _whole_block(text, nodes, visible, output):
+def _whole_block(text, nodes, visible, output, grammar=None):
     every = jnp.ones_like(visible)
-    return _after(text, nodes, every, every).replace(new=text.new + visible.sum(-1))
+    return _after(text, nodes, every, every, grammar).replace(new=text.new + visible.sum(-1))
 
 
-def _without_depth(text, nodes, visible, output):
-    after = _after(text, nodes, visible, output)
+def _without_depth(text, nodes, visible, output, grammar=None):
+    after = _after(text, nodes, visible, output, grammar)
     return after.replace(new=jnp.broadcast_to(text.new, after.new.shape))
 
 
-def _present_once(text, nodes, visible, output):
-    after = _after(text, nodes, visible, output)
+def _present_once(text, nodes, visible, output, grammar=None):
+    after = _after(text, nodes, visible, output, grammar)
     return after.replace(count=jnp.maximum(text.count, (after.count > 0).astype(jnp.int32)))
 
 
@@ -126,6 +132,38 @@ def _rejected_counted(fixed, params, state, draft, judged, width):
     return after.replace(sampling=after.sampling.replace(maps=maps.replace(bias=bias))), info
 
 
+_walked, _along, _allowed = grammars.walked, grammars.along, grammars.allowed
+
+
+def _path_not_walked(grammar, state, nodes, visible):
+    return jnp.broadcast_to(state, visible.shape[:2])
+
+
+def _block_walked(grammar, state, nodes, visible):
+    return _along(grammar, state, nodes, jnp.ones_like(visible))
+
+
+def _pending_not_walked(grammar, tokens, length):
+    return _walked(grammar, tokens, length - 1)
+
+
+def _prompt_walked(grammar, lengths):
+    return grammar.replace(state=jnp.copy(grammar.start), read=jnp.zeros_like(lengths))
+
+
+def _round_not_walked(maps, tokens, length):
+    return maps.replace(grammar=maps.grammar.replace(read=length))
+
+
+def _ends_everywhere(grammar, state):
+    return _allowed(grammar, state).at[..., 2].set(True)
+
+
+def _one_behind(grammar, state):
+    """The mask of a place is that of the place before it."""
+    return _allowed(grammar, jnp.concatenate([state[:, :1], state[:, :-1]], 1))
+
+
 def _of_read(function: Callable) -> tuple:
     return ((logit_maps, "read", function),)
 
@@ -136,6 +174,10 @@ def _of_paths(function: Callable) -> tuple:
 
 def _of_maps(function: Callable) -> tuple:
     return ((logit_maps, "_map", function),)
+
+
+def _of_grammar(name: str, mistake: str, function: str, change: Callable, case: str = "chain"):
+    return MapMutant(name, mistake, ((grammars, function, change),), case, GRAMMAR)
 
 
 _TREE = "without_replacement"
@@ -170,5 +212,38 @@ MUTANTS = (
         "only the draft has the maps",
         ((outcome, "mapped", _target_unmapped),),
         settings={"presence_penalty": 1.0},
+    ),
+    _of_grammar(
+        "path_not_walked",
+        "nodes have the mask of the text",
+        "along",
+        _path_not_walked,
+    ),
+    _of_grammar(
+        "branches_walked", "the automaton reads other branches", "along", _block_walked, _TREE
+    ),
+    _of_grammar(
+        "pending_not_walked", "the pending token is not read", "walked", _pending_not_walked
+    ),
+    _of_grammar("prompt_walked", "the automaton reads the prompt", "begun", _prompt_walked),
+    _of_grammar("ends_everywhere", "the text ends at any place", "allowed", _ends_everywhere),
+    _of_grammar("one_behind", "a node has the mask of the one before", "allowed", _one_behind),
+    MapMutant(
+        "round_not_walked",
+        "the automaton skips the tokens of a round",
+        ((logit_maps, "advanced", _round_not_walked),),
+        settings=GRAMMAR,
+    ),
+    MapMutant(
+        "bonus_not_masked",
+        "the bonus token is not masked",
+        ((outcome, "mapped", _bonus_unmapped),),
+        settings=GRAMMAR,
+    ),
+    MapMutant(
+        "target_not_masked",
+        "only the draft is masked",
+        ((outcome, "mapped", _target_unmapped),),
+        settings=GRAMMAR,
     ),
 )

@@ -1,4 +1,4 @@
-"""The law of the text with penalties, biases and bans is that of the mapped target."""
+"""The law of the text with grammars, penalties, biases and bans is that of the mapped target."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ MAPS = {
     "end_ids": (2,),
     "vocab_size": cases.VOCAB,
 }
+GRAMMAR = maps.GRAMMAR | {"vocab_size": cases.VOCAB}
 BANS = {"banned": (0,), "frequency_penalty": -0.8, "top_k": 2, "vocab_size": cases.VOCAB}
 PAIRS = [
     (name, rule.name)
@@ -63,9 +64,9 @@ def test_the_law_is_that_of_the_mapped_target(name, rule):
 @pytest.mark.parametrize(
     ("name", "rule"), by_default([("chain", "chain"), ("iid", "recursive")], {("chain", "chain")})
 )
-@pytest.mark.parametrize("settings", by_default(["MAPS", "BANS"], {"MAPS"}))
+@pytest.mark.parametrize("settings", by_default(["MAPS", "BANS", "GRAMMAR"], {"MAPS", "GRAMMAR"}))
 def test_the_law_of_two_rounds(name, rule, settings):
-    chosen = {"MAPS": MAPS, "BANS": BANS}[settings]
+    chosen = {"MAPS": MAPS, "BANS": BANS, "GRAMMAR": GRAMMAR}[settings]
     assert error_of(name, rule, **chosen) < EXACT
 
 

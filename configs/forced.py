@@ -1,0 +1,31 @@
+"""Text with a grammar: what it forces is drafted by itself.
+
+    python -m specjax.run --config=configs/forced.py
+    ... --config.target=DIR --config.prompts=FILE --config.sampling.grammar=schema.json
+
+Decodes with the shipped pair and a regular expression for a method of a Python class: plainly, with
+forced tokens, with a draft model (which drafts within the grammar), and with forced tokens where
+there are any, else with the draft model. Needs ``pip install 'specjax[grammar]'``.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from specjax.run.settings import drafter
+
+GRAMMAR = (
+    r"\s*def [a-z_]{1,12}\(self(, [a-z_]{1,8}){0,2}\):\n        return self\.[a-z_]{1,16}"
+    r"\([a-z_]{1,8}(, [a-z_]{1,8}){0,2}\)\n"
+)
+
+
+def get_config() -> ConfigDict:
+    """The configuration."""
+    config = quickstart.get_config()
+    config.sampling.grammar = GRAMMAR
+    methods = config.grid.methods
+    del methods.prompt_lookup
+    methods.forced = drafter("forced")
+    methods.escalate.drafters.first = drafter("forced")
+    config.keep = False
+    return config
