@@ -13,8 +13,10 @@ import pytest
 from specjax import accept, decode, drafters, generate_text, logit_maps, rng, sampling
 from specjax.errors import UserError
 from specjax.generation.loading import Model
+from specjax.generation.refill import decode_all
 from specjax.logit_maps import grammar
 from specjax.models.token_bytes import TokenBytes
+from specjax.testing import random_table, tabular
 from specjax.testing.laws import mapped_logits
 from specjax.types import ModelParams
 
@@ -313,3 +315,27 @@ def test_texts_with_a_grammar(stories, tmp_path):
     assert [each.text for each in texts[0]] == [each.text for each in texts[1]]
     for each in texts[0]:
         assert each.finish == "eos" and set(json.loads(each.text)) == {"name", "old"}
+
+
+def test_a_new_row_begins_its_own_automaton():
+    """Seven ragged prompts in two rows have the texts that they have side by side."""
+    moves = np.where(np.random.default_rng(2).random((5, V)) < 0.7, np.arange(5)[:, None], -1)
+    moves = np.where(moves >= 0, (moves + np.arange(V)) % 5, -1)
+    automaton = grammar.of_table(moves, 0, {2}, (END,))
+    target = tabular(V)
+    parts = target, drafters.make("forced", target, gamma=2), accept.load("chain")
+    given = (*parts, ModelParams(random_table(0, V), {}), [[i % 6] * (1 + i % 3) for i in range(7)])
+    options = {"max_new_tokens": 9, "eos_id": END, "seed": 3, "grammar": automaton}
+    texts = [
+        [
+            each.tokens
+            for each in sorted(decode_all(*given, batch_size=rows, **options, vocab_size=V))
+        ]
+        for rows in (2, 7)
+    ]
+    assert texts[0] == texts[1] and any(text[-1] == END for text in texts[0])
+    for text in texts[0]:
+        state = automaton.start
+        for token in text:
+            state = automaton.following[state, automaton.classes[token]]
+            assert state >= 0

@@ -21,6 +21,8 @@ from specjax import accept, decode, rng, sampling, sharding, testing
 from specjax.bound import Bound
 from specjax.cache import KVCache
 from specjax.errors import UserError
+from specjax.logit_maps import grammar
+from specjax.logit_maps import grammar
 from specjax.models import lm
 from specjax.models.transformer_config import Experts
 from specjax.sharding import decoding, groups
@@ -62,6 +64,7 @@ def inputs(vocab: int, mapped: bool = False):
         "presence_penalty": np.linspace(-0.5, 1, ROWS),
         "frequency_penalty": 0.3,
         "logit_bias": [None, *[{0: 0.5}] * (ROWS - 1)],
+        "grammar": [None, *[automaton(vocab, seed) for seed in range(ROWS - 1)]],
         "min_new_tokens": np.arange(ROWS),
         "end_ids": EOS,
         "vocab_size": vocab,
@@ -71,6 +74,17 @@ def inputs(vocab: int, mapped: bool = False):
     keys = rng.row_keys(3, list(range(ROWS)))
     options = {"max_len": 9 + NEW, "limit": limit, "sampling": how, "logprobs": mapped}
     return (tokens, lengths, keys), options
+
+
+def automaton(vocab: int, seed: int) -> grammar.Automaton:
+    """A random one, in which the text may end at any place and may always go on."""
+    draw, ends = np.random.default_rng(seed), np.isin(np.arange(vocab), EOS)
+    moves = draw.integers(0, 3 + seed, (3 + seed, vocab))
+    allowed = (draw.random(moves.shape) < 0.7) & ~ends
+    allowed[:, np.flatnonzero(~ends)[0]] = True
+    return grammar.of_table(
+        np.where(allowed, moves, -1), 0, range(len(moves)), np.flatnonzero(ends)
+    )
 
 
 def check(name: str, mesh: jax.sharding.Mesh) -> None:
