@@ -22,7 +22,6 @@ from specjax.bound import Bound
 from specjax.cache import KVCache
 from specjax.errors import UserError
 from specjax.logit_maps import grammar
-from specjax.logit_maps import grammar
 from specjax.models import lm
 from specjax.models.transformer_config import Experts
 from specjax.sharding import decoding, groups
