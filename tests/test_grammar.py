@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commandline import GENERATE
 
 from specjax import accept, decode, drafters, generate_text, logit_maps, rng, sampling
 from specjax.errors import UserError
@@ -339,3 +340,17 @@ def test_a_new_row_begins_its_own_automaton():
         for token in text:
             state = automaton.following[state, automaton.classes[token]]
             assert state >= 0
+
+
+def test_a_text_on_the_command_line(cli, data_dir, tmp_path):
+    pytest.importorskip("outlines_core")
+    model = (GENERATE, f"--config.target={data_dir / 'models' / 'stories260K'}")
+    keys = ("--config.drafter.name=forced", "--config.max_new_tokens=24", "--config.prompt=Once")
+    pattern = " [a-z]{3} was [0-9]{2}"
+    status, _, err, workdir = cli(*model, *keys, f"--config.sampling.grammar={pattern}")
+    assert status == 0, err
+    result = json.loads((workdir / "results.json").read_text())
+    assert re.fullmatch(pattern, result["texts"][0])
+    assert result["rows"][0]["acceptance_rate"] > 0
+    status, _, err, _ = cli(*model, *keys, "--config.sampling.grammar=(((", workdir=tmp_path / "b")
+    assert status == 2 and err.splitlines()[-1].startswith("specjax: the grammar '(((' cannot be")
