@@ -4,7 +4,8 @@
     PYTHONPATH=. python experiments/benches/run.py runs/cascade
 
 Each bench is stored in ``results.json`` beside this file under the name of its workdir, with its
-command, machine, versions and date; benches of other names stay as they are.
+command, machine, versions and date; benches of other names stay as they are. With --busy=drop, for
+benches of a machine with other work, their times are null.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KEPT = (
 )
 
 
-def bench(folder: Path) -> dict[str, Any]:
+def bench(folder: Path, busy: bool) -> dict[str, Any]:
     """The record of a finished bench. Raises UserError."""
     try:
         results = json.loads((folder / "results.json").read_text())
@@ -44,6 +45,8 @@ def bench(folder: Path) -> dict[str, Any]:
             {**{key: row[key] for key in KEPT}, "lossless": row["lossless"]["passed"]}
             for row in possible(results["rows"], BENCH_TIMES)
         ]
+        if busy:
+            rows = [row | dict.fromkeys(BENCH_TIMES & row.keys()) for row in rows]
         # A relative path is part of the command; an absolute one is of the machine.
         words = shlex.split(results["command"])
         command = " ".join(without_folder(w) if "=/" in w else w for w in words)
@@ -59,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("workdirs", nargs="+", type=Path, help="of finished benches")
     args: argparse.Namespace = parser.parse_args(argv)
     try:
-        new = {folder.name: bench(folder) for folder in args.workdirs}
+        new = {folder.name: bench(folder, args.busy == "drop") for folder in args.workdirs}
     except UserError as error:
         print(f"benches: {error}", file=sys.stderr)
         return 2

@@ -30,6 +30,8 @@ from specjax.models.token_bytes import TokenBytes
 # In this state of every automaton all tokens are allowed, and it is not left.
 FREE = 0
 LAST = "\U0010ffff"
+# How many of the tokens that a place forces are kept, the longest.
+WAYS = 4
 # Automata of similar sizes run the same program: states and classes are padded to a multiple.
 PADDED = 64
 
@@ -41,8 +43,8 @@ class Automaton:
     following: np.ndarray  # i32[Q,C] the state after a token of each class; -1: not allowed
     classes: np.ndarray  # i32[V] the class of each token
     start: int
-    # i32[Q]: the token to draft where a state leaves no choice of text; -1: it leaves one. Where
-    # the allowed tokens are beginnings of each other, it is the longest.
+    # i32[Q,WAYS]: the allowed tokens where each is a beginning of the longest one, the longest
+    # first, filled with -1; none where a state allows others.
     forced: np.ndarray
 
 
@@ -51,7 +53,7 @@ class Grammar(struct.PyTreeNode):
 
     following: jax.Array  # i16 or i32[B,Q,C]
     classes: jax.Array  # i16 or i32[B,V]
-    forced: jax.Array  # i32[B,Q]
+    forced: jax.Array  # i32[B,Q,WAYS]
     start: jax.Array  # i32[B]
     state: jax.Array  # i32[B] after the first ``read`` tokens of the text
     read: jax.Array  # i32[B]
@@ -122,7 +124,7 @@ def _forced(
     following: np.ndarray, classes: np.ndarray, tokens: Sequence[bytes | None] | None
 ) -> np.ndarray:
     """``Automaton.forced``."""
-    result, sizes = np.full(len(following), -1, np.int32), np.bincount(classes)
+    result, sizes = np.full((len(following), WAYS), -1, np.int32), np.bincount(classes)
     counts = ((following >= 0) * sizes).sum(1)
     longest = max((len(each or b"") for each in tokens or ()), default=1)
     # A token has no more beginnings than bytes.
@@ -130,11 +132,11 @@ def _forced(
         ids = np.flatnonzero(following[state][classes] >= 0).tolist()
         if state == FREE or not ids:
             continue
-        texts = [(tokens[i] if tokens is not None and i < len(tokens) else None) for i in ids]
-        best = max(range(len(ids)), key=lambda i: len(texts[i] or b""))
-        whole = texts[best] or b""
-        if len(ids) == 1 or all(each and whole.startswith(each) for each in texts):
-            result[state] = ids[best]
+        texts = {i: (tokens[i] if tokens is not None and i < len(tokens) else None) for i in ids}
+        ids.sort(key=lambda i: -len(texts[i] or b""))
+        whole = texts[ids[0]] or b""
+        if len(ids) == 1 or all(each and whole.startswith(each) for each in texts.values()):
+            result[state, : len(ids)] = ids[:WAYS]
     return result
 
 
@@ -325,12 +327,12 @@ def of_rows(given: Any, batch: int, vocab_size: int | None) -> Grammar | None:
     )
     # A row without a grammar stays in FREE.
     nothing = np.zeros((1, 1), np.int32), np.zeros(vocab_size, np.int32)
-    free = Automaton(*nothing, FREE, np.full(1, -1, np.int32))
+    free = Automaton(*nothing, FREE, np.full((1, WAYS), -1, np.int32))
 
     def padded(each: Automaton) -> tuple[np.ndarray, ...]:
         table = np.zeros((states, classes), np.int32)
         table[: len(each.following), : each.following.shape[1]] = each.following
-        forced = np.full(states, -1, np.int32)
+        forced = np.full((states, WAYS), -1, np.int32)
         forced[: len(each.following)] = each.forced
         return table, each.classes, forced, np.asarray(each.start, np.int32)
 

@@ -4,9 +4,10 @@ Engines with grammars append such text without asking the model ("jump forward":
 SGLang, 2312.07104, section 4); how it is divided into tokens is then not the model's choice. Here
 it is a draft, so the output keeps the law of plain decoding with the grammar
 (``make_sampling(grammar=)``). Where the grammar allows one token, the draft is always accepted.
-Where the allowed tokens are beginnings of each other, the longest is drafted, and the target may
-divide the text in another way. Without a grammar, and where it leaves a choice, nothing is drafted:
-``escalate`` asks another drafter then. Drafters with logits draft within the grammar by themselves.
+Where all allowed tokens are beginnings of one of them, the draft is the one that is most frequent
+in the text so far, or else the longest, and the target may divide the text in another way. Without
+a grammar, and where it leaves a choice, nothing is drafted: ``escalate`` asks another drafter then.
+Drafters with logits draft within the grammar by themselves.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ def _propose(gamma: int, params, keys, context, state):
     if grammar is None:
         nothing = jnp.zeros((len(context.length), gamma), jnp.int32)
         return Draft(tokens=nothing, valid=nothing > 0), state
-    rows = jnp.arange(len(context.length))
+    rows, place = jnp.arange(len(context.length)), jnp.arange(context.tokens.shape[1])
+    text = jnp.where(place < context.length[:, None], context.tokens, -2)
 
     def one(now, _):
-        token = grammar.forced[rows, now]
+        ways = grammar.forced[rows, now]
+        times = (ways[:, :, None] == text[:, None]).sum(-1)
+        # The first of the most frequent: the longest.
+        token = jnp.take_along_axis(ways, jnp.argmax(times, 1)[:, None], 1)[:, 0]
         return grammars.step(grammar, now, token), token
 
     begin = grammars.walked(grammar, context.tokens, context.length).state

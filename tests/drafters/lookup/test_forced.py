@@ -55,16 +55,21 @@ def test_a_chain_of_forced_tokens_ends_at_gamma_and_at_the_end():
     assert drafted([single], [[5, 1, 2, 3, 4]], [1], gamma=9) == [[5, 6, 7, 9]]
 
 
-def test_the_longest_of_beginnings_is_forced():
+def test_the_beginnings_of_a_token_are_forced():
     texts = [b"a", b"ab", b"abc", b"b", b"x", None]
     table = np.full((2, 6), -1, np.int32)
     table[0, :3] = 1
-    forced = grammar.of_table(table, 0, (1,), (5,), texts).forced
-    assert forced.tolist() == [-1, 2, 5]
+    made = grammar.of_table(table, 0, (1,), (5,), texts)
+    free, nothing = [-1] * 4, [5, -1, -1, -1]
+    assert made.forced.tolist() == [free, [2, 1, 0, -1], nothing]
+    # The longest, or the one that the text has most often; what is behind the text does not count.
+    found = drafted([made] * 3, [[4, 4, 4], [0, 2, 0], [1, 0, 1]], [3, 3, 3], gamma=1)
+    assert found == [[2], [0], [1]]
     table[0, 3] = 1
-    assert grammar.of_table(table, 0, (1,), (5,), texts).forced.tolist() == [-1, -1, 5]
+    assert grammar.of_table(table, 0, (1,), (5,), texts).forced.tolist() == [free, free, nothing]
     # Without the bytes two tokens are a choice.
-    assert grammar.of_table(table[:, [0, 1, 5]], 0, (1,), (2,)).forced.tolist() == [-1, -1, 2]
+    made = grammar.of_table(table[:, [0, 1, 5]], 0, (1,), (2,))
+    assert made.forced.tolist() == [free, free, [2, -1, -1, -1]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
