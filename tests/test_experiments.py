@@ -550,6 +550,38 @@ def test_chat_head(target, tmp_path):
     assert "second" in chat_head_study.tables(found)
 
 
+@pytest.mark.fast
+def test_kept_answers(tmp_path):
+    """An archive has the shards and the manifest, no path and no user; a wrong one is one line."""
+    folder = tmp_path / "work" / "generated"
+    folder.mkdir(parents=True)
+    (folder / "shard-0.array_record").write_bytes(b"abc")
+    (folder / "plan.json").write_text("{}")
+    manifest = {
+        "target": {"name": "/home/me/smol", "sha256": "0"},
+        "shards": {"shard-0.array_record": {}},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    archive = tmp_path / "kept" / "0.tar.xz"
+    chat_head_study.pack(tmp_path / "work", archive)
+    chat_head_study.unpack(archive, tmp_path / "again")
+    again = tmp_path / "again" / "generated"
+    assert sorted(each.name for each in again.iterdir()) == [
+        "manifest.json",
+        "shard-0.array_record",
+    ]
+    assert (again / "shard-0.array_record").read_bytes() == b"abc"
+    assert json.loads((again / "manifest.json").read_text())["target"]["name"] == "smol"
+    argv = (
+        f"--target=x --questions=q --bench=b --workdir={tmp_path / 'run'} --keep={archive.parent}"
+    )
+    args = chat_head_study.parse(argv.split())
+    assert chat_head_study.answers(args, 0) == args.workdir / "answers0"
+    archive.write_bytes(b"nothing")
+    with pytest.raises(UserError, match="is no archive of answers"):
+        chat_head_study.answers(args, 0)
+
+
 @pytest.mark.slow
 def test_vocabularies(data_dir, tmp_path, monkeypatch):
     """One pair of real models in both directions; without models it says which to give."""

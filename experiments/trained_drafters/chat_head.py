@@ -8,15 +8,21 @@ and 1), and its features of the answers are stored (configs/features.py). Then t
 all parts (configs/eagle3.py), and a bench decodes with it, as a chain, a drawn chain and a dynamic
 tree, beside plain decoding. A killed run goes on with the same command. With more --parts the next
 head learns from all of them; --init=WORKDIR starts it from an earlier head. No part begins after
---data-minutes. ``chat_head.json`` beside this file gets the curve of held-out tau and the rows of
-the bench, by --name. On a GPU: larger --batch and --rows.
+--data-minutes. --keep=DIR stores the answers of each part as DIR/PART.tar.xz, and a part that is
+there is not answered again: assets/answers has those of SmolLM2-135M-Instruct to the questions of
+``questions.py`` (--keep=assets/answers --part=400).
+``chat_head.json`` beside this file gets the curve of held-out tau and the rows of the bench, by
+--name. On a GPU: larger --batch and --rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import lzma
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +53,13 @@ COLUMNS = (
 
 
 def answers(args: argparse.Namespace, part: int) -> Path:
-    """Lets the target answer the questions of a part; the workdir."""
+    """Lets the target answer the questions of a part, or takes the kept answers; the workdir."""
+    workdir, kept = args.workdir / f"answers{part}", None
+    if args.keep is not None:
+        kept = args.keep / f"{part}.tar.xz"
+        if kept.is_file():
+            unpack(kept, workdir)
+            return workdir
     keys = {
         "target": args.target,
         "generation.prompts": args.questions,
@@ -60,9 +72,43 @@ def answers(args: argparse.Namespace, part: int) -> Path:
         "generation.temperatures": (0.0, 1.0),
         "generation.shard_prompts": 64,
     }
-    workdir = args.workdir / f"answers{part}"
     run_config(CONFIGS / "self_generate.py", workdir, keys)
+    if kept is not None:
+        pack(workdir, kept)
     return workdir
+
+
+def pack(workdir: Path, archive: Path) -> None:
+    """Keeps the answers of a workdir, without the path of the target."""
+    folder = workdir / "generated"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["target"]["name"] = Path(manifest["target"]["name"]).name
+    text = json.dumps(manifest, indent=2).encode()
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = archive.with_suffix(".part")
+    with tarfile.open(unfinished, "w:xz") as file:
+        for name in manifest["shards"]:
+            file.add(folder / name, f"generated/{name}", filter=nobody)
+        facts = nobody(tarfile.TarInfo("generated/manifest.json"))
+        facts.size = len(text)
+        file.addfile(facts, io.BytesIO(text))
+    unfinished.rename(archive)
+
+
+def nobody(facts: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A file of an archive that names no user and no time."""
+    facts.uid = facts.gid = facts.mtime = 0
+    facts.uname = facts.gname = ""
+    return facts
+
+
+def unpack(archive: Path, workdir: Path) -> None:
+    """The workdir of kept answers. Raises UserError for a file that is no such archive."""
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(workdir, filter="data")
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise UserError(f"--keep: {archive} is no archive of answers: {error}") from None
 
 
 def features(args: argparse.Namespace, part: int, taps: Sequence[int]) -> Path:
@@ -186,6 +232,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--name", default="EAGLE-3", help="of the results")
     add("--parts", type=int, default=4)
     add("--part", type=int, default=1600, help="questions of a part")
+    add("--keep", type=Path, help="folder of archives with the answers of parts")
     add("--data-minutes", type=float, default=1e9, help="after which no further part begins")
     add("--batch", type=int, default=32, help="questions that are answered together")
     add("--prompt-tokens", type=int, default=448)
