@@ -29,7 +29,7 @@ from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
 from specjax.models.hf_tokenizer import read_tokenizer_config as read_tokenizer_config
 from specjax.models.hf_tokenizer import save_tokenizer
 from specjax.models.hf_weights import check_sizes, has_tensor, read_params, write_params
-from specjax.models.sources import gguf_config, gguf_file, hub
+from specjax.models.sources import compressed_tensors, gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
 from specjax.models.token_bytes import TokenBytes
@@ -273,16 +273,24 @@ class Origin(NamedTuple):
     name: str  # of a directory, of a trained run, of a repository, or of a file
     source: str  # "directory", "hub" or "gguf"
     revision: str | None  # the commit of a repository of the Hub
-    dequantised_from: tuple[str, ...]  # types such as "Q4_1": the weights were rounded to them
+    # Types such as "Q4_1" and "int8": the weights were rounded to them.
+    dequantised_from: tuple[str, ...]
 
 
 def origin(directory: str | os.PathLike) -> Origin:
-    """The origin of what ``resolve`` returns. Raises UserError for a damaged .gguf file."""
+    """The origin of what ``resolve`` returns. Raises UserError for a damaged file."""
     path = Path(directory).absolute()
     if gguf_file.is_gguf(path) and path.is_file():
         return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
+    config = path / "config.json"
+    how = (
+        translated(config, read_json(config), compressed_tensors.scheme)
+        if config.is_file()
+        else None
+    )
+    types = () if how is None else how.names
     if (snapshot := hub.snapshot_of(path)) is not None:
         name, commit = snapshot
-        return Origin(name, "hub", commit, ())
+        return Origin(name, "hub", commit, types)
     # A run keeps its model in the folder "model".
-    return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, ())
+    return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, types)

@@ -24,7 +24,8 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm, t5_config, tensor_files
 from specjax.models.families import FAMILIES, Family
-from specjax.models.sources import gguf_file, gguf_tensors, tensors
+from specjax.models.hf_config import read_json
+from specjax.models.sources import compressed_tensors, gguf_file, gguf_tensors, tensors
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
@@ -174,16 +175,26 @@ def _open_all(
     family, opened = family_of(config), {}
     # Checkpoints exist with and without this prefix.
     prefix = family.names["layers"].partition(".")[0] + "."
-    for file in weight_files(path):
-        weights = open_weights(file, stack)
-        for name in weights.keys():  # noqa: SIM118  (not a dict)
-            own = _usual_name(family, name)
-            tied_head = config.tie_embeddings and own == f"{family.names['head']}.weight"
-            if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
-                continue
-            opened[prefix + own if prefix + own in layout else own] = (weights, name)
+    for name, (weights, stored) in _stored(path, stack).items():
+        own = _usual_name(family, name)
+        tied_head = config.tie_embeddings and own == f"{family.names['head']}.weight"
+        if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
+            continue
+        opened[prefix + own if prefix + own in layout else own] = (weights, stored)
     modules = prediction_modules(opened)
     return {name: each for name, each in opened.items() if not name.startswith(modules)}
+
+
+def _stored(path: Path, stack: contextlib.ExitStack) -> dict[str, tuple[Any, str]]:
+    """Name -> the open file and the name in it; quantised matrices with their values."""
+    opened = {}
+    for file in weight_files(path):
+        weights = open_weights(file, stack)
+        opened |= {name: (weights, name) for name in weights.keys()}  # noqa: SIM118  (not a dict)
+    if gguf_file.is_gguf(path):
+        return opened
+    how = compressed_tensors.scheme(read_json(path / "config.json"))
+    return opened if how is None else compressed_tensors.joined(path, opened, how)
 
 
 def prediction_modules(names: Iterable[str]) -> tuple[str, ...]:
