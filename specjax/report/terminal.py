@@ -172,6 +172,32 @@ def curves(found: Sequence[dict]) -> list[str]:
     ]
 
 
+def targets(found: Sequence[dict]) -> list[str]:
+    """How far each further target is from the first one, one line for each setting."""
+    lines = []
+    every = ((each["label"], one) for each in found for one in each["compared"])
+    for label, one in every:
+        taus = [
+            f"tau of {inputs.one_line(method)} x {own['tau_ratio']:.3f}"
+            f"{columns.ends(own['tau_ratio_interval'], ' [{:.3f}, {:.3f}]')}"
+            for method, own in one["methods"].items()
+            if own["tau_ratio"] is not None
+        ]
+        values = (
+            ("total variation", "total_variation", ".4f"),
+            ("argmax", "argmax_agreement", ".2%"),
+        )
+        parts = [
+            f"{name} {one[key]:{form}}"
+            f"{columns.ends(one[f'{key}_interval'], f' [{{:{form}}}, {{:{form}}}]')}"
+            for name, key, form in values
+            if one[key] is not None
+        ]
+        parts += [f"{one['texts_equal']} of {one['texts']} texts equal", *taus]
+        lines.append(f"{inputs.one_line(label)}, {one['setting']}: {'; '.join(parts)}")
+    return lines
+
+
 def legend(rejected: bool = True) -> Text:
     """The meaning of the colours of ``trace``."""
     accepted, residual, bonus, plain = STYLES

@@ -28,6 +28,7 @@ from specjax.bench import (
     profile,
     proofs,
     provenance,
+    targets,
 )
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
@@ -63,6 +64,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     console, parts = terminal.console(), cells.Parts()
     with terminal.Status(console, "reading the models"), parts.part("reading"):
         target = build.target(settings)
+        build.check_targets(settings, target)
         notes: list[str] = []
         methods = build.methods(settings, target, note=notes.append)
     for note in notes:
@@ -92,12 +94,19 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         done.forget()
         raise
     texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
+    others = []
+    for label in settings.grid.targets:
+        rest, found = _on_another(settings, label, measured, done, console, proven)
+        measured.rows.extend(rest.rows)
+        measured.traces.extend(rest.traces)
+        others.append(found)
     facts = provenance.target(target.params, name="", directory=target.directory)
     sharding.check_same("the target", {"hash": facts["weights_sha256"]})
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command, inputs)
+    own = _answer_files(texts), command, inputs, others or None
+    cells.write(settings, workdir, measured, facts, console, *own)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
@@ -109,6 +118,45 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
             texts = [f"nothing: {error}"]
         for text in texts or ["nothing: all are lossy, warm or nested"]:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
+
+
+def _on_another(
+    settings: Settings,
+    label: str,
+    first: cells.Results,
+    done: Progress,
+    console,
+    proven: Sequence[proofs.Proof],
+) -> tuple[cells.Results, dict[str, Any]]:
+    """What is measured with a further target, without its parameters, and how far it is.
+
+    ``first`` are the results with ``config.target``: the prompts and settings are the same.
+    """
+    own, parts = settings.on(label), first.parts
+    with terminal.Status(console, f"reading {label}"), parts.part("reading"):
+        other = build.target(own)
+        methods = [m._replace(name=f"{label}: {m.name}") for m in build.methods(own, other)]
+    grid = []
+    for cell, _ in first.passes:
+        job, temperature = cell.job, cell.job.settings["temperature"]
+        sizes = job.batch_size, job.max_new_tokens
+        job = build.job(own, other, cell.prompts, temperature, *sizes)
+        name = f"{label}, {cell.name}"
+        grid.append(cell._replace(job=job, methods=methods, name=name))
+    measured = cells.measure(grid, own, done, console, proven, parts, label)
+    compared = []
+    with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
+        for (cell, one), (mine, two) in zip(first.passes, measured.passes, strict=True):
+            status.update(cell.name)
+            ratios = map(targets.tau_ratio, one.methods, two.methods)
+            compared.append(
+                {"setting": cell.name}
+                | targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
+                | {"methods": dict(zip((m.name for m in cell.methods), ratios, strict=True))}
+            )
+    facts = provenance.target(other.params, name="", directory=other.directory)
+    found = {"label": label} | facts | {"compared": compared}
+    return measured._replace(passes=[]), found
 
 
 def _size(job: passes.Job) -> tuple[int, int]:

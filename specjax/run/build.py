@@ -40,6 +40,27 @@ def target(settings: Settings) -> hf.Loaded:
     return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))
 
 
+def check_targets(settings: Settings, target: hf.Loaded) -> None:
+    """Reads the configurations and tokenizers of ``config.grid.targets``, and no weights.
+
+    Raises UserError for one that cannot be read, or that has other tokens than ``target``.
+    """
+    for label in settings.grid.targets:
+        path = hf.resolve(settings.on(label).target)
+        config = hf.translated(path, hf.read_config(path), hf.config_from_hf)
+        if type(config) is not type(target.config):
+            raise UserError(
+                f"config.grid.targets.{label}, {path}, is an encoder-decoder model or "
+                f"{target.directory} is one; compare targets of one kind"
+            )
+        tokenizer = hf.load_tokenizer(path, config.vocab_size)
+        if tokenizer is None or hf.fingerprint(tokenizer) != target.lm.vocabulary:
+            raise UserError(
+                f"config.grid.targets.{label}, {path}, has other tokens than {target.directory}; "
+                "targets are compared on the same tokens, so they must share one tokenizer"
+            )
+
+
 def mesh(settings: Settings) -> Mesh | None:
     """The devices that decode; None: one. Raises UserError for a mesh that does not fit them."""
     return sharding.make_mesh(settings.mesh) if settings.mesh else None

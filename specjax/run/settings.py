@@ -180,6 +180,11 @@ class GridKeys(declare.Keys):
         "directories of draft models: every method that takes a model is measured once with each",
         once=True,
     )
+    targets: Mapping[str, Any] = free(
+        "label -> target and dtype, which have the values of config if they are left out: further "
+        "targets with the tokens of config.target. Every method is measured with each, and each is "
+        "compared with config.target. configs/compare_targets.py makes it"
+    )
 
 
 MODES = ("generate", "chat", "bench", "replay", "online")
@@ -357,6 +362,24 @@ class Settings(declare.Keys):
             self.online.check_stream(self.batch_size)
         for temperature in self.grid.temperatures:
             dataclasses.replace(self.sampling, temperature=temperature)
+        for label in self.grid.targets:
+            self.on(label)
+        if self.grid.targets and self.keep:
+            raise UserError(
+                "config.keep is given, and what is kept is for config.target alone; leave "
+                "config.grid.targets out"
+            )
+
+    def on(self, label: str) -> Settings:
+        """The settings with the target ``label`` of the grid. Raises UserError for wrong keys."""
+        keys = self.grid.targets[label]
+        if not isinstance(keys, Mapping) or not given(keys) or given(keys).keys() - set(TARGET):
+            raise UserError(
+                f"config.grid.targets.{label} is {keys!r}; it must hold some of the keys "
+                f"{', '.join(TARGET)}"
+            )
+        grid = dataclasses.replace(self.grid, targets={})
+        return dataclasses.replace(self, grid=grid, **given(keys))
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -448,6 +471,11 @@ class Settings(declare.Keys):
             raise UserError(
                 f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
                 "a bench needs both or none"
+            )
+        if profiled and self.grid.targets:
+            raise UserError(
+                "a controller wants a profile, which is measured for one target, and "
+                "config.grid.targets is given; give its file, or leave one of them out"
             )
         shared = given(self.accept_keys)
         if shared and all((c.rule, c.rule_keys) != (self.accept, shared) for c in chosen):
@@ -583,6 +611,7 @@ def label_of(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
+TARGET = ("target", "dtype")  # keys of a target of the grid
 FREE = ("again",)  # keys that change no result
 STAGES = ("prepare", "stages")  # what runs first
 
