@@ -40,5 +40,7 @@ def get_config(others: str = "") -> ConfigDict:
         else:
             # Labels cannot have dots.
             label = re.sub(r"\W+", "_", Path(name).stem)
+            if label in config.grid.targets:
+                label = re.sub(r"\W+", "_", name)
             config.grid.targets[label] = ConfigDict({"target": name})
     return config
