@@ -1,15 +1,17 @@
-"""Directories with weights of 8 bits, made byte by byte, and the values that they stand for."""
+"""Weights of 8 bits: directories, made byte by byte, with the values that they stand for."""
 
 from __future__ import annotations
 
 import json
 
 import hf_cases
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file
 
-from specjax.models import hf
+from specjax.models import hf, layers
 
 # 42 is no multiple of the four integers of a word; q and o are square.
 CONFIG = hf_cases.shaped("llama", intermediate_size=42)
@@ -107,3 +109,20 @@ def tensors_of(path):
         array = np.frombuffer(data[begin:end], jnp.dtype(kinds[facts["dtype"]]))
         result[name] = array.reshape(facts["shape"])
     return result
+
+
+def in_int8(params):
+    """The parameters, with the kernels that ``hf.load(weights="int8")`` rounds as ``Int8``."""
+    leaves = flatten_dict(jax.tree.map(np.asarray, params))
+    rounded = {
+        path: layers.Int8.of(leaf) if layers.in_int8(path) else leaf
+        for path, leaf in leaves.items()
+    }
+    return jax.tree.map(jnp.asarray, unflatten_dict(rounded))
+
+
+def as_floats(params):
+    """The parameters with products in the place of ``Int8``."""
+    is_int8 = lambda x: isinstance(x, layers.Int8)  # noqa: E731
+    product = lambda x: jnp.asarray(np.asarray(x.values) * np.asarray(x.scale))  # noqa: E731
+    return jax.tree.map(lambda x: product(x) if is_int8(x) else x, params, is_leaf=is_int8)

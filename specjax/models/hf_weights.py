@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -25,6 +26,7 @@ from specjax.errors import UserError
 from specjax.models import lm, t5_config, tensor_files
 from specjax.models.families import FAMILIES, Family
 from specjax.models.hf_config import read_json
+from specjax.models.layers import Int8, in_int8
 from specjax.models.sources import compressed_tensors, gguf_file, gguf_tensors, tensors
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
@@ -129,12 +131,16 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
 
 
 def read_params(
-    path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool = False
+    path: Path,
+    config: TransformerConfig,
+    dtype: np.dtype,
+    on_host: bool = False,
+    int8: bool = False,
 ) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 
-    ``on_host``: NumPy arrays. Reads one tensor at a time, the largest first, while little else is
-    in memory.
+    ``on_host``: NumPy arrays. ``int8``: the kernels of layers are ``layers.Int8``. Reads one tensor
+    at a time, the largest first, while little else is in memory.
     Raises UserError if the tensors are not those of ``config``.
     """
     layout, params = tensors_of(config), {}
@@ -145,23 +151,23 @@ def read_params(
             _check_tensor(path, name, weights.shape_of(stored_name), layout[name].shape)
         for name in sorted(opened, key=lambda name: -np.prod(layout[name].shape)):
             (weights, stored_name), stored = opened[name], layout[name]
+            rounded = int8 and all(map(in_int8, stored.paths))
+            tensor = weights.get_tensor(stored_name, np.float32 if rounded else dtype)
             # Arrays in C order, so that the tensor of the file is released.
-            arrays = [
-                np.asarray(part, order="C")
-                for part in stored.split(weights.get_tensor(stored_name, dtype))
-            ]
+            arrays = [np.asarray(part, order="C") for part in stored.split(tensor)]
             for leaf in stored.paths:
-                _place(params, leaf, arrays.pop(0), stored, on_host)
+                array = arrays.pop(0)
+                _place(params, leaf, Int8.of(array) if rounded else array, stored, on_host)
     # Each array of experts is released when its copy is made.
     for leaf in [] if on_host else list(params):
-        params[leaf] = jnp.asarray(params[leaf])
+        params[leaf] = jax.tree.map(jnp.asarray, params[leaf])
     return unflatten_dict(params)
 
 
-def _place(params: dict, leaf: tuple, array: np.ndarray, stored: Stored, on_host: bool) -> None:
+def _place(params: dict, leaf: tuple, array: Any, stored: Stored, on_host: bool) -> None:
     """Adds a part of a tensor to ``params``; an expert's is a row of its leaf."""
     if stored.expert is None:
-        params[leaf] = array if on_host else jnp.asarray(array)
+        params[leaf] = array if on_host else jax.tree.map(jnp.asarray, array)
         return
     if leaf not in params:
         params[leaf] = np.empty((stored.experts, *array.shape), array.dtype)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -32,7 +33,8 @@ def target(settings: Settings) -> hf.Loaded:
             "a .gguf file or a trained run's workdir"
         )
     devices = mesh(settings)
-    loaded = hf.load(settings.target, dtype=settings.dtype or None, on_host=devices is not None)
+    how: dict[str, Any] = {"dtype": settings.dtype or None, "weights": settings.weights}
+    loaded = hf.load(settings.target, **how, on_host=devices is not None)
     if loaded.tokenizer is None:
         raise UserError(f"{loaded.directory} has no tokenizer (tokenizer.json); text needs one")
     if devices is None:

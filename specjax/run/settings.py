@@ -28,6 +28,7 @@ from specjax.declare import free, group, key
 from specjax.drafters import objectives
 from specjax.errors import UserError
 from specjax.generation import stops
+from specjax.models import hf
 from specjax.train import settings as train_settings
 from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
 
@@ -181,9 +182,9 @@ class GridKeys(declare.Keys):
         once=True,
     )
     targets: Mapping[str, Any] = free(
-        "label -> target and dtype, which have the values of config if they are left out: further "
-        "targets with the tokens of config.target. Every method is measured with each, and each is "
-        "compared with config.target. configs/compare_targets.py makes it"
+        "label -> target, dtype and weights, which have the values of config if they are left out: "
+        "further targets with the tokens of config.target. Every method is measured with each, and "
+        "each is compared with config.target. configs/compare_targets.py makes it"
     )
 
 
@@ -224,6 +225,12 @@ class Settings(declare.Keys):
         "of the target: float32, bfloat16, float16; empty: float32 on CPUs, float16 on GPUs "
         "without bfloat16, else bfloat16",
         choices=("", "float32", "bfloat16", "float16"),
+    )
+    weights: str = key(
+        "",
+        "int8: the matrices of the target's layers are rounded to 8 bits with a scale for each "
+        "output channel and stay so in memory; empty: they have the dtype",
+        choices=hf.WEIGHTS,
     )
     drafter: Mapping[str, Any] = free(
         'the name of a drafter, or of a function of your own: my_module:make; "none" is plain '
@@ -611,7 +618,7 @@ def label_of(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-TARGET = ("target", "dtype")  # keys of a target of the grid
+TARGET = ("target", "dtype", "weights")  # keys of a target of the grid
 FREE = ("again",)  # keys that change no result
 STAGES = ("prepare", "stages")  # what runs first
 
@@ -625,10 +632,19 @@ _PROMPTS = (
 _ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
 # Mode -> its keys.
 KEYS = {
-    "generate": (*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "record", "stop", "beams"),
-    "chat": (*_METHOD, *_PROMPTS, "record", "stop"),
+    "generate": (
+        *_METHOD,
+        *_ALL_PROMPTS,
+        "weights",
+        "batch_size",
+        "mesh",
+        "record",
+        "stop",
+        "beams",
+    ),
+    "chat": (*_METHOD, *_PROMPTS, "weights", "record", "stop"),
     "bench": (
-        *(*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "repeats", "warm_prompts"),
+        *(*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh", "repeats", "warm_prompts"),
         *(
             "show_trace",
             "trace_prompts",

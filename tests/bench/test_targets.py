@@ -48,7 +48,9 @@ def test_distance(temperature):
     assert {key: one[key] for key in right} == pytest.approx(right, abs=1e-6)
     assert 0 < right["argmax_agreement"] < 1 and right["total_variation"] > 0.1
     assert one["tokens"] == 27 and one["texts"] == 3
-    assert one["texts_equal"] == sum(a == b for a, b in zip(*(each.outputs for each in own)))
+    assert one["texts_equal"] == sum(
+        a == b for a, b in zip(*(each.outputs for each in own), strict=True)
+    )
     for name in right:
         low, high = one[f"{name}_interval"]
         assert low < one[name] < high

@@ -79,11 +79,29 @@ def test_rows_are_those_of_a_bench_with_each_target(cli, common, draft, tmp_path
     assert status == 0 and "this bench is finished" in out
 
 
-def test_mistakes(cli, common, draft, tmp_path):
+def test_int8_is_a_target_of_its_own(cli, common):
+    """Its rows are lossless with regard to it, and results have its bytes."""
+    status, out, err, workdir = cli(COMPARE + "int8", *common, "--config.batch_size=2")
+    assert (status, err) == (0, "")
+    written = results(workdir)
+    first, other = written["rows"]
+    assert other["target"] == "int8" and other["lossless"]["passed"]
+    assert other["step_bytes"] < 0.7 * first["step_bytes"]
+    [target] = written["targets"]
+    assert (target["dtype"], written["target"]["dtype"]) == ("int8", "float32")
+    [one] = target["compared"]
+    assert 0 < one["total_variation"] < 0.1 and one["argmax_agreement"] > 0.8
+    assert "int8, temperature 0, batch 2: total variation 0.0" in out
+
+
+def test_mistakes(cli, target, draft, tmp_path):
+    keys = [f"--config.target={target}", "--config.prompt=def", "--config.report=False"]
+    common = [*keys, "--config.drafter.name=prompt_lookup"]
     other = commandline.save(tmp_path / "other", text="another text of other tokens")
     cases = [
         (f"{COMPARE}{other}", [], "config.grid.targets.other, .*has other tokens than"),
         (f"{COMPARE}{tmp_path / 'nothing'}", [], "nothing is no directory"),
+        (f"{COMPARE}{draft}", ["--config.weights=int4"], "config.weights is 'int4'"),
         (f"{COMPARE}{draft}", ["--config.keep=True"], "kept is for config.target alone"),
         (f"{COMPARE}{draft}", ["--config.drafter.control=goodput"], "measured for one target"),
         (
