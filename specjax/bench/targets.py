@@ -88,16 +88,14 @@ def tau_ratio(first: Sequence[Pass], other: Sequence[Pass]) -> dict[str, Any]:
         "tau_ratio" and "tau_ratio_interval" (``uncertainty.speedup_interval``, with rounds in the
         place of seconds: what makes a prompt easy for both cancels). Both are None without rounds.
     """
-    works = [
-        [
-            uncertainty.Work(one.tokens, one.rounds)
-            for one in map(metrics.total, zip(*(run.counts for run in runs), strict=True))
-        ]
+    above, below = (
+        [metrics.total(each) for each in zip(*(run.counts for run in runs), strict=True)]
         for runs in (other, first)
-    ]
-    above, below = ([sum(own) for own in zip(*each, strict=True)] for each in works)
-    if not all(above + below):
+    )
+    taus = [metrics.summary(metrics.total(each))["block_efficiency"] for each in (above, below)]
+    if not all(taus):
         return {"tau_ratio": None, "tau_ratio_interval": None}
-    ratio = above[0] / above[1] * below[1] / below[0]
+    works = [[uncertainty.Work(one.tokens, one.rounds) for one in each] for each in (above, below)]
+    ratio = taus[0] / taus[1]
     interval = uncertainty.speedup_interval(ratio, works[0], works[1])
     return {"tau_ratio": ratio, "tau_ratio_interval": interval}

@@ -132,16 +132,10 @@ def load(
     check_sizes(path, config)
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
     if not on_host:
-        leaves: Any = flatten_dict(lm.abstract_params(config, dtype))
-        # The scales of int8 are one number for each column.
-        sizes = {
-            leaf: each.size + 4 * each.shape[-1]
-            if weights and in_int8(leaf)
-            else each.size * each.dtype.itemsize
-            for leaf, each in leaves.items()
-        }
+        leaves: Any = flatten_dict(lm.abstract_params(config, dtype)).items()
+        item = lambda path: 1 if weights and in_int8(path) else dtype.itemsize  # noqa: E731
         memory.check(
-            sum(sizes.values()),
+            sum(leaf.size * item(path) for path, leaf in leaves),
             f"{path.name} in {weights or dtype}",
             "take a smaller model, or divide it among devices (mesh=tensor:N)",
         )

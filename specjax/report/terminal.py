@@ -175,26 +175,19 @@ def curves(found: Sequence[dict]) -> list[str]:
 def targets(found: Sequence[dict]) -> list[str]:
     """How far each further target is from the first one, one line for each setting."""
     lines = []
-    every = ((each["label"], one) for each in found for one in each["compared"])
-    for label, one in every:
-        taus = [
-            f"tau of {inputs.one_line(method)} x {own['tau_ratio']:.3f}"
-            f"{columns.ends(own['tau_ratio_interval'], ' [{:.3f}, {:.3f}]')}"
-            for method, own in one["methods"].items()
-            if own["tau_ratio"] is not None
+    for label, one in ((each["label"], one) for each in found for one in each["compared"]):
+        values = [
+            ("total variation", one, "total_variation"),
+            ("same argmax", one, "argmax_agreement"),
         ]
-        values = (
-            ("total variation", "total_variation", ".4f"),
-            ("argmax", "argmax_agreement", ".2%"),
-        )
-        parts = [
-            f"{name} {one[key]:{form}}"
-            f"{columns.ends(one[f'{key}_interval'], f' [{{:{form}}}, {{:{form}}}]')}"
-            for name, key, form in values
-            if one[key] is not None
+        taus = [(f"tau of {name} x", own, "tau_ratio") for name, own in one["methods"].items()]
+        texts = [
+            f"{name} {own[key]:.4f}{columns.ends(own[f'{key}_interval'], ' [{:.4f}, {:.4f}]')}"
+            for name, own, key in (*values, *taus)
+            if own[key] is not None
         ]
-        parts += [f"{one['texts_equal']} of {one['texts']} texts equal", *taus]
-        lines.append(f"{inputs.one_line(label)}, {one['setting']}: {'; '.join(parts)}")
+        texts.append(f"{one['texts_equal']} of {one['texts']} texts equal")
+        lines.append(inputs.one_line(f"{label}, {one['setting']}: {'; '.join(texts)}"))
     return lines
 
 

@@ -94,12 +94,10 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         done.forget()
         raise
     texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
-    others = []
-    for label in settings.grid.targets:
-        rest, found = _on_another(settings, label, measured, done, console, proven)
-        measured.rows.extend(rest.rows)
-        measured.traces.extend(rest.traces)
-        others.append(found)
+    others = [
+        _on_another(settings, label, measured, done, console, proven)
+        for label in settings.grid.targets
+    ]
     facts = provenance.target(target.params, name="", directory=target.directory)
     sharding.check_same("the target", {"hash": facts["weights_sha256"]})
     if not sharding.is_first():
@@ -127,10 +125,11 @@ def _on_another(
     done: Progress,
     console,
     proven: Sequence[proofs.Proof],
-) -> tuple[cells.Results, dict[str, Any]]:
-    """What is measured with a further target, without its parameters, and how far it is.
+) -> dict[str, Any]:
+    """Measures with a further target; what results.json has of it under "targets".
 
-    ``first`` are the results with ``config.target``: the prompts and settings are the same.
+    ``first`` are the results with ``config.target``, which get its rows and traces. Prompts and
+    settings are the same.
     """
     own, parts = settings.on(label), first.parts
     with terminal.Status(console, f"reading {label}"), parts.part("reading"):
@@ -138,11 +137,9 @@ def _on_another(
         methods = [m._replace(name=f"{label}: {m.name}") for m in build.methods(own, other)]
     grid = []
     for cell, _ in first.passes:
-        job, temperature = cell.job, cell.job.settings["temperature"]
-        sizes = job.batch_size, job.max_new_tokens
-        job = build.job(own, other, cell.prompts, temperature, *sizes)
-        name = f"{label}, {cell.name}"
-        grid.append(cell._replace(job=job, methods=methods, name=name))
+        how = cell.job.settings["temperature"], cell.job.batch_size, cell.job.max_new_tokens
+        job = build.job(own, other, cell.prompts, *how)
+        grid.append(cell._replace(job=job, methods=methods, name=f"{label}, {cell.name}"))
     measured = cells.measure(grid, own, done, console, proven, parts, label)
     compared = []
     with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
@@ -154,9 +151,10 @@ def _on_another(
                 | targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
                 | {"methods": dict(zip((m.name for m in cell.methods), ratios, strict=True))}
             )
+    first.rows.extend(measured.rows)
+    first.traces.extend(measured.traces)
     facts = provenance.target(other.params, name="", directory=other.directory)
-    found = {"label": label} | facts | {"compared": compared}
-    return measured._replace(passes=[]), found
+    return {"label": label} | facts | {"compared": compared}
 
 
 def _size(job: passes.Job) -> tuple[int, int]:

@@ -372,21 +372,18 @@ class Settings(declare.Keys):
         for label in self.grid.targets:
             self.on(label)
         if self.grid.targets and self.keep:
-            raise UserError(
-                "config.keep is given, and what is kept is for config.target alone; leave "
-                "config.grid.targets out"
-            )
+            raise UserError("config.keep is for config.target alone; leave config.grid.targets out")
 
     def on(self, label: str) -> Settings:
         """The settings with the target ``label`` of the grid. Raises UserError for wrong keys."""
         keys = self.grid.targets[label]
-        if not isinstance(keys, Mapping) or not given(keys) or given(keys).keys() - set(TARGET):
+        own = given(keys) if isinstance(keys, Mapping) else {}
+        if not own or own.keys() - set(TARGET):
             raise UserError(
                 f"config.grid.targets.{label} is {keys!r}; it must hold some of the keys "
                 f"{', '.join(TARGET)}"
             )
-        grid = dataclasses.replace(self.grid, targets={})
-        return dataclasses.replace(self, grid=grid, **given(keys))
+        return dataclasses.replace(self, grid=dataclasses.replace(self.grid, targets={}), **own)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -481,8 +478,7 @@ class Settings(declare.Keys):
             )
         if profiled and self.grid.targets:
             raise UserError(
-                "a controller wants a profile, which is measured for one target, and "
-                "config.grid.targets is given; give its file, or leave one of them out"
+                "a controller's profile is measured for one target; leave config.grid.targets out"
             )
         shared = given(self.accept_keys)
         if shared and all((c.rule, c.rule_keys) != (self.accept, shared) for c in chosen):

@@ -89,7 +89,7 @@ def test_a_file_in_8_bits_is_rounded_to_itself(tmp_path):
     """Where the largest integer of each row is 127: the scale is the same again."""
 
     def change(values):
-        for name, array in values.items():
+        for array in values.values():
             if array.dtype == np.int8:
                 array[:] = array.clip(-127, 127)
                 array[:, 3] = 127
@@ -161,7 +161,8 @@ def test_memory_is_checked_for_integers(tmp_path, monkeypatch):
     for weights in ("int8", ""):
         model = hf.load(tmp_path / "m", weights=weights)
         need, what = asked.pop()
-        assert need == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+        # Without the scales.
+        assert 0.95 < need / sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) <= 1
         assert what == f"m in {weights or 'float32'}"
 
 

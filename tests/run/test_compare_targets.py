@@ -102,7 +102,7 @@ def test_mistakes(cli, target, draft, tmp_path):
         (f"{COMPARE}{other}", [], "config.grid.targets.other, .*has other tokens than"),
         (f"{COMPARE}{tmp_path / 'nothing'}", [], "nothing is no directory"),
         (f"{COMPARE}{draft}", ["--config.weights=int4"], "config.weights is 'int4'"),
-        (f"{COMPARE}{draft}", ["--config.keep=True"], "kept is for config.target alone"),
+        (f"{COMPARE}{draft}", ["--config.keep=True"], "keep is for config.target alone"),
         (f"{COMPARE}{draft}", ["--config.drafter.control=goodput"], "measured for one target"),
         (
             f"{COMPARE}float32",

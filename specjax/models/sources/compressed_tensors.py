@@ -20,7 +20,12 @@ from specjax.errors import UserError
 
 KEY, METHOD = "quantization_config", "compressed-tensors"
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
-# Keys of the weights of a group -> the values that are read, the first one if the key is missing.
+# Keys -> the values that are read, the first one if the key is missing: of the model, of a group of
+# matrices, of its weights.
+_OFF = (None, {})
+_MODEL = {"format": _FORMATS, "quantization_status": (None, "compressed")}
+_MODEL |= {"kv_cache_scheme": _OFF, "transform_config": _OFF}
+_GROUP = {"format": (None, *_FORMATS), "input_activations": _OFF, "output_activations": _OFF}
 _WEIGHTS = {
     "num_bits": (8,),
     "type": ("int", "float"),
@@ -62,10 +67,7 @@ def scheme(raw: Mapping[str, Any]) -> Scheme | None:
     method = stated.get("quant_method") if isinstance(stated, dict) else stated
     if not isinstance(stated, dict) or method != METHOD:
         raise _unsupported(repr(method))
-    _check(stated, {"format": _FORMATS, "quantization_status": (None, "compressed")}, "")
-    for key in ("kv_cache_scheme", "transform_config"):
-        if stated.get(key):
-            raise _unsupported(f"with {key}")
+    _check(stated, _MODEL, "")
     sparsity = stated.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise _unsupported("with sparsity_config")
@@ -76,10 +78,7 @@ def scheme(raw: Mapping[str, Any]) -> Scheme | None:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise _unsupported(f"with {name} of no weights")
-        for key in ("input_activations", "output_activations"):
-            if group.get(key):
-                raise _unsupported(f"with {key} in {name}")
-        _check(group, {"format": (None, *_FORMATS)}, f" in {name}")
+        _check(group, _GROUP, f" in {name}")
         _check(weights, _WEIGHTS, f" in {name}")
     weights = [group["weights"] for group in groups.values()]
     values = [[own.get(key, _WEIGHTS[key][0]) for own in weights] for key in ("type", "strategy")]
@@ -88,8 +87,8 @@ def scheme(raw: Mapping[str, Any]) -> Scheme | None:
 
 def _check(stated: Mapping[str, Any], read: Mapping[str, tuple], where: str) -> None:
     for key, known in read.items():
-        value = stated.get(key, known[0] if key != "format" or where else None)
-        if not any(value is each or (value == each and each is not None) for each in known):
+        value = stated.get(key, known[0] if key != "format" else None)
+        if value not in known:
             raise _unsupported(f"with {key} {value!r}{where}")
 
 
@@ -141,21 +140,16 @@ class _Matrix:
                 f"{where}: {name} is {shape} of {stored}, and {KEY} states a matrix of "
                 f"{' or '.join(map(str, allowed)) or 'float8, which is not packed'}"
             )
-        rows, self._columns = shape
+        self._rows, self._columns = shape
         if self._packed:
             self._columns = _columns(where, module, opened, shape)
-        self._rows = rows
-        self._check_scale(f"{where}: {scale}", how)
-
-    def _check_scale(self, where: str, how: Scheme) -> None:
-        file, name = self._scale
-        shape, stored = file.shape_of(name)
-        allowed = [[self._rows, 1]] * ("channel" in how.strategies)
-        allowed += [[1], [], [1, 1]] * ("tensor" in how.strategies)
-        if shape not in allowed or stored not in ("F32", "BF16", "F16"):
+        shape, stored = self._scale[0].shape_of(scale)
+        expected = [[self._rows, 1]] * ("channel" in how.strategies)
+        expected += [[1], [], [1, 1]] * ("tensor" in how.strategies)
+        if shape not in expected or stored not in ("F32", "BF16", "F16"):
             raise UserError(
-                f"{where} is {shape} of {stored}, expected {allowed[0]} of F32, BF16 or F16 "
-                f"(strategy {' or '.join(how.strategies)})"
+                f"{where}: {scale} is {shape} of {stored}, expected {expected[0]} of F32, BF16 or "
+                f"F16 (strategy {' or '.join(how.strategies)})"
             )
 
     def shape_of(self, name: str) -> tuple[list[int], str]:
@@ -165,12 +159,11 @@ class _Matrix:
     def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
         """The values as ``dtype``; None: float32."""
         file, stored = self._scale
-        scale = np.broadcast_to(
-            np.asarray(file.get_tensor(stored), np.float32).reshape(-1, 1), (self._rows, 1)
-        )
+        scale = file.get_tensor(stored, np.float32).reshape(-1, 1)
 
         def values(rows: np.ndarray, begin: int) -> np.ndarray:
-            return self._integers(rows).astype(np.float32) * scale[begin : begin + len(rows)]
+            own = scale if len(scale) == 1 else scale[begin : begin + len(rows)]
+            return self._integers(rows).astype(np.float32) * own
 
         return self._file.get_tensor(self._name, dtype or np.float32, values)
 

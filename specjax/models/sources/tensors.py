@@ -62,12 +62,9 @@ class Safetensors:
         return result
 
     def _rows(self, name: str, stored: str, begin: int, end: int) -> np.ndarray:
-        if stored == "F8_E4M3":  # which the library does not give as a NumPy array
-            return self._rows_of_float8(name, begin, end)
-        with safe_open(str(self._path), framework="np") as file:
-            return file.get_slice(name)[begin:end]
-
-    def _rows_of_float8(self, name: str, begin: int, end: int) -> np.ndarray:
+        if stored != "F8_E4M3":  # which the library does not give as a NumPy array
+            with safe_open(str(self._path), framework="np") as file:
+                return file.get_slice(name)[begin:end]
         with open(self._path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             facts = files.parsed(file.read(size).decode())[name]
