@@ -90,20 +90,18 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         grid = with_profiles(settings, target, grid, workdir, done, status.update)
     try:
         measured = cells.measure(grid, settings, done, console, proven, parts)
+        further = functools.partial(_on_another, settings, measured, done, console, proven)
+        others = [*map(further, settings.grid.targets)] or None
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
     texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
-    others = [
-        _on_another(settings, label, measured, done, console, proven)
-        for label in settings.grid.targets
-    ]
     facts = provenance.target(target.params, name="", directory=target.directory)
     sharding.check_same("the target", {"hash": facts["weights_sha256"]})
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    own = _answer_files(texts), command, inputs, others or None
+    own = _answer_files(texts), command, inputs, others
     cells.write(settings, workdir, measured, facts, console, *own)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
@@ -120,13 +118,13 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
 
 def _on_another(
     settings: Settings,
-    label: str,
     first: cells.Results,
     done: Progress,
     console,
     proven: Sequence[proofs.Proof],
+    label: str,
 ) -> dict[str, Any]:
-    """Measures with a further target; what results.json has of it under "targets".
+    """Measures with the further target ``label``; what results.json has of it under "targets".
 
     ``first`` are the results with ``config.target``, which get its rows and traces. Prompts and
     settings are the same.
