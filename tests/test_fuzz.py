@@ -27,6 +27,7 @@ import hf_cases
 import jax
 import jax.numpy as jnp
 import pytest
+import quantised_cases
 import report_cases
 import t5_cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -267,6 +268,13 @@ def gguf(name: str):
     return make
 
 
+def quantised(folder: Path) -> None:
+    """A directory with weights of 8 bits."""
+    made, _ = quantised_cases.both(folder, "packed")
+    for file in made.iterdir():
+        file.rename(folder / file.name)
+
+
 def load(folder: Path, _) -> None:
     hf.load(folder)
 
@@ -362,6 +370,8 @@ def cases() -> dict[str, Case]:
         "tokenizer as bytes": Case(whole("llama"), read_tokenizer, "tokenizer.json", "bytes"),
         "tokenizer config": Case(model("llama"), read_chat, "tokenizer_config.json"),
         "template": Case(template, read_chat, "chat_template.jinja", "bytes"),
+        "config of 8 bits": Case(quantised, load, "config.json"),
+        "header of 8 bits": Case(quantised, load, "model.safetensors", "header"),
         "gguf": Case(gguf("llama"), load_gguf, "m.gguf", "bytes"),
         "gguf of gemma": Case(gguf("gemma3"), load_gguf, "m.gguf", "bytes"),
         "recording": Case(written("r.jsonl", TRACE * 3), recording("r.jsonl"), "r.jsonl", "lines"),

@@ -31,23 +31,25 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
         directory: its directory or .gguf file; None: only the arrays are known.
 
     Returns:
-        {"name", "dtype": of most parameters, "parameters": their number, "source": "directory",
-        "hub", "gguf" or "arrays", "revision": the commit of a repository of the Hub, or None,
-        "dequantised_from": the types to which a .gguf file had rounded the weights, most bytes
-        first, or None, "weights_sha256", "weights_from"}. The hash is that of the weight file (the
-        number that ``sha256sum`` prints); of several files the hash of their hashes in hexadecimal,
-        joined by line feeds, in the order of their names; without files that of the arrays.
-        ``weights_from`` names the files, or is "arrays".
+        {"name", "dtype": of most parameters, or "int8" if kernels are, "parameters": their number,
+        "source": "directory", "hub", "gguf" or "arrays", "revision": the commit of a repository of
+        the Hub, or None, "dequantised_from": the types to which the files had rounded the weights,
+        most bytes first, or None, "weights_sha256", "weights_from"}. The hash is that of the weight
+        file (the number that ``sha256sum`` prints); of several files the hash of their hashes in
+        hexadecimal, joined by line feeds, in the order of their names; without files that of the
+        arrays. ``weights_from`` names the files, or is "arrays".
     """
     sizes: Counter[str] = Counter()
     # A single number is a setting, not a parameter.
     for leaf in (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)):
         sizes[str(leaf.dtype)] += int(leaf.size)
+    dtype = max(sizes, key=lambda kind: sizes[kind]) if sizes else None
+    dtype = "int8" if "int8" in sizes else dtype
     digest, files_read = _weights(params, None if directory is None else Path(directory))
     known = Origin("", "arrays", None, ()) if directory is None else origin(directory)
     return {
         "name": name or known.name,
-        "dtype": max(sizes, key=lambda kind: sizes[kind]) if sizes else None,
+        "dtype": dtype,
         "parameters": sum(sizes.values()),
         "source": known.source,
         "revision": known.revision,

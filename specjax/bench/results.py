@@ -18,6 +18,11 @@ peak_bytes
     Of a bench: see ``peak_bytes``.
 curves
     Of a bench or replay of several draft lengths: ``curves``.
+targets
+    Of a bench with config.grid.targets: for each of them {"label", what ``provenance.target`` has,
+    "compared"}. "compared" has an entry for each setting, as ``targets.between`` with "setting" and
+    "methods" (method -> ``targets.tau_ratio``). The rows of such a target have its label as
+    "target", and begin with it.
 inputs_sha256
     Of a bench of a configuration: ``progress.inputs``, when it began.
 
@@ -101,6 +106,7 @@ def new_row(
         "tokens_per_second": rate,
         **dict.fromkeys(UNMEASURED),
         "category": category,
+        "target": None,
         "warm": False,
     }
 

@@ -345,10 +345,11 @@ def _category_rates(runs: Sequence[Pass], prompts: Sequence[int]) -> list[float]
 
 
 def size(params: object) -> int:
-    """How many numbers a pytree of parameters holds, in its arrays of floats."""
+    """How many numbers a pytree of parameters holds, in its arrays of floats and of int8."""
     # A single number is a setting, not a parameter.
-    leaves = (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0))
-    return sum(x.size for x in leaves if jax.numpy.issubdtype(x.dtype, jax.numpy.floating))
+    leaves = [x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)]
+    kinds = (jax.numpy.floating, jax.numpy.int8)
+    return sum(x.size for x in leaves if any(jax.numpy.issubdtype(x.dtype, k) for k in kinds))
 
 
 def _range(values: Sequence[float]) -> list[float]:

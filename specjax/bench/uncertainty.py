@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,8 @@ class Work(NamedTuple):
 
 def standard_errors(
     counts: Sequence[Counts], outputs: Sequence[Sequence[Sequence[int]]]
-) -> dict[str, float | None]:
-    """The standard errors of tau, alpha and the share of repeated 4-grams.
+) -> dict[str, Any]:
+    """The standard errors of tau, alpha (also by depth) and the share of repeated 4-grams.
 
     ``counts`` has one entry per prompt, and ``outputs`` the new tokens of each of its texts.
     """
@@ -53,9 +53,12 @@ def standard_errors(
     )
     tested = [int(c.tested.sum()) for c in counts]
     passed = [int(c.passed.sum()) for c in counts]
+    depths = np.array([[c.passed, c.tested] for c in counts], np.int64).transpose(2, 1, 0)
+    by_depth = [ratio_error(*each) for each in depths if each[1].any()]
     return {
         "block_efficiency": ratio_error([c.tokens for c in counts], [c.rounds for c in counts]),
         "acceptance_rate": ratio_error(passed, tested),
+        "acceptance_by_depth": by_depth or None,
         "repeated_4grams": ratio_error(again, grams),
     }
 

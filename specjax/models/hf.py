@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from tokenizers import Tokenizer
 
 from specjax import files
@@ -29,13 +30,15 @@ from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
 from specjax.models.hf_tokenizer import read_tokenizer_config as read_tokenizer_config
 from specjax.models.hf_tokenizer import save_tokenizer
 from specjax.models.hf_weights import check_sizes, has_tensor, read_params, write_params
-from specjax.models.sources import gguf_config, gguf_file, hub
+from specjax.models.layers import in_int8
+from specjax.models.sources import compressed_tensors, gguf_config, gguf_file, hub
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
 from specjax.models.token_bytes import TokenBytes
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
+WEIGHTS = ("", "int8")
 MAX_SHARD_BYTES = 5_000_000_000
 
 
@@ -106,6 +109,7 @@ def load(
     dtype: Any = None,
     taps: tuple[int, ...] = (),
     on_host: bool = False,
+    weights: str = "",
 ) -> Loaded:
     """Reads a model: a directory, a name of the Hub, a .gguf file or a trained run's workdir.
 
@@ -115,19 +119,24 @@ def load(
         taps: see ``lm.from_config``.
         on_host: leave the parameters in the memory of the host, as NumPy arrays: for models that
             are divided among devices (``specjax.sharding``).
+        weights: "int8": the kernels of layers are rounded to 8 bits with a scale for each output
+            channel, and stay so in memory (``layers.Int8``). "": they have ``dtype``.
 
     Raises UserError if a file is missing, damaged or not supported, and OutOfMemory if the device
     has too little memory for the parameters.
     """
+    if weights not in WEIGHTS:
+        raise UserError(f"weights is {weights!r}; it must be 'int8', or empty for those of dtype")
     path = resolve(directory)
     config = _config(path)
     check_sizes(path, config)
     dtype, tokenizer = parameter_dtype(dtype), load_tokenizer(path, config.vocab_size)
     if not on_host:
-        leaves = jax.tree.leaves(lm.abstract_params(config, dtype))
+        leaves: Any = flatten_dict(lm.abstract_params(config, dtype)).items()
+        item = lambda path: 1 if weights and in_int8(path) else dtype.itemsize  # noqa: E731
         memory.check(
-            sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
-            f"{path.name} in {dtype}",
+            sum(leaf.size * item(path) for path, leaf in leaves),
+            f"{path.name} in {weights or dtype}",
             "take a smaller model, or divide it among devices (mesh=tensor:N)",
         )
     model = lm.from_config(config, dtype, tuple(taps))
@@ -136,7 +145,7 @@ def load(
         spelled = TokenBytes(name, tokenizer, config.bos_token_id, ends)
         model = model._replace(vocabulary=name, token_bytes=spelled)
     with memory.errors():
-        params = read_params(path, config, dtype, on_host)
+        params = read_params(path, config, dtype, on_host, bool(weights))
     return Loaded(model, params, config, tokenizer, str(path))
 
 
@@ -273,16 +282,24 @@ class Origin(NamedTuple):
     name: str  # of a directory, of a trained run, of a repository, or of a file
     source: str  # "directory", "hub" or "gguf"
     revision: str | None  # the commit of a repository of the Hub
-    dequantised_from: tuple[str, ...]  # types such as "Q4_1": the weights were rounded to them
+    # Types such as "Q4_1" and "int8": the weights were rounded to them.
+    dequantised_from: tuple[str, ...]
 
 
 def origin(directory: str | os.PathLike) -> Origin:
-    """The origin of what ``resolve`` returns. Raises UserError for a damaged .gguf file."""
+    """The origin of what ``resolve`` returns. Raises UserError for a damaged file."""
     path = Path(directory).absolute()
     if gguf_file.is_gguf(path) and path.is_file():
         return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
+    config = path / "config.json"
+    how = (
+        translated(config, read_json(config), compressed_tensors.scheme)
+        if config.is_file()
+        else None
+    )
+    types = () if how is None else how.names
     if (snapshot := hub.snapshot_of(path)) is not None:
         name, commit = snapshot
-        return Origin(name, "hub", commit, ())
+        return Origin(name, "hub", commit, types)
     # A run keeps its model in the folder "model".
-    return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, ())
+    return Origin(path.parent.name if path.name == "model" else path.name, "directory", None, types)

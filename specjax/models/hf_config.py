@@ -16,6 +16,7 @@ from specjax.errors import UserError
 from specjax.models import rope_config, t5_config
 from specjax.models.config_values import check_read, value_of
 from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
+from specjax.models.sources import compressed_tensors
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import Experts, Recurrent, TransformerConfig
 
@@ -93,12 +94,7 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     Of a Gemma 3 with a vision tower, the text model; of T5 a ``T5Config``. Raises UserError:
     unsupported architecture or setting, missing or wrong values.
     """
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise UserError(
-            f"quantization_config {method!r} is not supported; give the model with weights in "
-            "float32, bfloat16 or float16, or a .gguf file"
-        )
+    compressed_tensors.scheme(raw)
     if t5_config.is_t5(raw):
         return t5_config.read(raw, eos_ids(raw))
     raw = _text_model(raw)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -24,7 +25,9 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.models import lm, t5_config, tensor_files
 from specjax.models.families import FAMILIES, Family
-from specjax.models.sources import gguf_file, gguf_tensors, tensors
+from specjax.models.hf_config import read_json
+from specjax.models.layers import Int8, in_int8
+from specjax.models.sources import compressed_tensors, gguf_file, gguf_tensors, tensors
 from specjax.models.t5_config import T5Config
 from specjax.models.tensor_files import Tensor
 from specjax.models.transformer_config import TransformerConfig
@@ -128,12 +131,16 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
 
 
 def read_params(
-    path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool = False
+    path: Path,
+    config: TransformerConfig,
+    dtype: np.dtype,
+    on_host: bool = False,
+    int8: bool = False,
 ) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 
-    ``on_host``: NumPy arrays. Reads one tensor at a time, the largest first, while little else is
-    in memory.
+    ``on_host``: NumPy arrays. ``int8``: the kernels of layers are ``layers.Int8``. Reads one tensor
+    at a time, the largest first, while little else is in memory.
     Raises UserError if the tensors are not those of ``config``.
     """
     layout, params = tensors_of(config), {}
@@ -144,23 +151,23 @@ def read_params(
             _check_tensor(path, name, weights.shape_of(stored_name), layout[name].shape)
         for name in sorted(opened, key=lambda name: -np.prod(layout[name].shape)):
             (weights, stored_name), stored = opened[name], layout[name]
+            rounded = int8 and all(map(in_int8, stored.paths))
+            tensor = weights.get_tensor(stored_name, np.float32 if rounded else dtype)
             # Arrays in C order, so that the tensor of the file is released.
-            arrays = [
-                np.asarray(part, order="C")
-                for part in stored.split(weights.get_tensor(stored_name, dtype))
-            ]
+            arrays = [np.asarray(part, order="C") for part in stored.split(tensor)]
             for leaf in stored.paths:
-                _place(params, leaf, arrays.pop(0), stored, on_host)
+                array = arrays.pop(0)
+                _place(params, leaf, Int8.of(array) if rounded else array, stored, on_host)
     # Each array of experts is released when its copy is made.
     for leaf in [] if on_host else list(params):
-        params[leaf] = jnp.asarray(params[leaf])
+        params[leaf] = jax.tree.map(jnp.asarray, params[leaf])
     return unflatten_dict(params)
 
 
-def _place(params: dict, leaf: tuple, array: np.ndarray, stored: Stored, on_host: bool) -> None:
+def _place(params: dict, leaf: tuple, array: Any, stored: Stored, on_host: bool) -> None:
     """Adds a part of a tensor to ``params``; an expert's is a row of its leaf."""
     if stored.expert is None:
-        params[leaf] = array if on_host else jnp.asarray(array)
+        params[leaf] = array if on_host else jax.tree.map(jnp.asarray, array)
         return
     if leaf not in params:
         params[leaf] = np.empty((stored.experts, *array.shape), array.dtype)
@@ -174,16 +181,26 @@ def _open_all(
     family, opened = family_of(config), {}
     # Checkpoints exist with and without this prefix.
     prefix = family.names["layers"].partition(".")[0] + "."
-    for file in weight_files(path):
-        weights = open_weights(file, stack)
-        for name in weights.keys():  # noqa: SIM118  (not a dict)
-            own = _usual_name(family, name)
-            tied_head = config.tie_embeddings and own == f"{family.names['head']}.weight"
-            if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
-                continue
-            opened[prefix + own if prefix + own in layout else own] = (weights, name)
+    for name, (weights, stored) in _stored(path, stack).items():
+        own = _usual_name(family, name)
+        tied_head = config.tie_embeddings and own == f"{family.names['head']}.weight"
+        if _BUFFERS.search(own) or tied_head or own.startswith(family.ignored):
+            continue
+        opened[prefix + own if prefix + own in layout else own] = (weights, stored)
     modules = prediction_modules(opened)
     return {name: each for name, each in opened.items() if not name.startswith(modules)}
+
+
+def _stored(path: Path, stack: contextlib.ExitStack) -> dict[str, tuple[Any, str]]:
+    """Name -> the open file and the name in it; quantised matrices with their values."""
+    opened = {}
+    for file in weight_files(path):
+        weights = open_weights(file, stack)
+        opened |= {name: (weights, name) for name in weights.keys()}  # noqa: SIM118  (not a dict)
+    if gguf_file.is_gguf(path):
+        return opened
+    how = compressed_tensors.scheme(read_json(path / "config.json"))
+    return opened if how is None else compressed_tensors.joined(path, opened, how)
 
 
 def prediction_modules(names: Iterable[str]) -> tuple[str, ...]:

@@ -13,13 +13,16 @@ Sources of the norms: RMSNorm (1910.07467), LayerNorm (1607.06450), Gemma (2403.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
@@ -88,18 +91,60 @@ def _with_rows(compute: Callable[[jax.Array], jax.Array], platform: str, x: jax.
     return out.reshape(*batch, size + more, -1)[..., :size, :]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8:
+    """A kernel as integers with a scale for each output channel: ``values * scale``."""
+
+    values: Any  # i8[E,F]
+    scale: Any  # f32[F]
+
+    @classmethod
+    def of(cls, kernel: np.ndarray) -> Int8:
+        """The nearest one to a kernel f32[E,F]; the largest number of a channel becomes 127."""
+        largest = np.abs(kernel).max(0)
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        return cls(np.rint(kernel / scale).clip(-127, 127).astype(np.int8), scale)
+
+    def product(self, x: jax.Array) -> jax.Array:
+        """``x`` [...,E] times the kernel: [...,F], summed in float32 at least and rounded once."""
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        axes = (((x.ndim - 1,), (0,)), ((), ()))
+        out = jax.lax.dot_general(x, self.values.astype(x.dtype), axes, preferred_element_type=wide)
+        return (out * self.scale).astype(x.dtype)
+
+
+def in_int8(path: Sequence[Any]) -> bool:
+    """Whether the parameter at a path may be ``Int8``: the kernels of linear maps inside layers.
+
+    LM heads, routers and convolutions are not, nor are experts, which have no kernel.
+    """
+    return path[-1] == "kernel" and "layers" in str(path[0]) and not _FINE.search(str(path[-2]))
+
+
+_FINE = re.compile(r"router$|_conv$")
+
+
 class Linear(nnx.Linear):
     """A linear map of the last axis; long blocks are flattened to [B*T,E].
 
     For the gradient of a product with [B,T,E], XLA:CPU copies the weights into another layout. The
-    short blocks of decoding are faster without the reshape there (``product``).
+    short blocks of decoding are faster without the reshape there (``product``). The kernel may be
+    ``Int8``.
     """
 
     def __call__(self, inputs: jax.Array, out_sharding=None) -> jax.Array:
+        compute = functools.partial(super().__call__, out_sharding=out_sharding)
+        if isinstance(kernel := self.kernel.get_value(), Int8):
+            compute = functools.partial(self._in_int8, kernel)
         if inputs.shape[-2] <= TOKENS:
-            return product(lambda x: super(Linear, self).__call__(x, out_sharding), inputs)
-        flat = super().__call__(inputs.reshape(-1, inputs.shape[-1]), out_sharding)
+            return product(compute, inputs)
+        flat = compute(inputs.reshape(-1, inputs.shape[-1]))
         return flat.reshape(*inputs.shape[:-1], -1)
+
+    def _in_int8(self, kernel: Int8, x: jax.Array) -> jax.Array:
+        out = kernel.product(x.astype(self.dtype))
+        return out if self.bias is None else out + self.bias[...]
 
 
 def tied_head(embed: nnx.Embed, hidden: jax.Array) -> jax.Array:

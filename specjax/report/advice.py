@@ -26,13 +26,14 @@ def lines(rows: Sequence[dict]) -> list[str]:
 
 
 def _setting(row: dict) -> tuple:
-    keys = ("temperature", "batch_size", "prompt_set", "context", "new_tokens")
+    keys = ("target", "temperature", "batch_size", "prompt_set", "context", "new_tokens")
     return tuple(str(row.get(key)) for key in keys)
 
 
 def _name(row: dict, wholes: Sequence[dict]) -> str:
     """The setting, with the set of prompts where there are several."""
-    head = [columns.spell(row.get("temperature"), "temperature {:g}")]
+    head = [columns.spell(row.get("target"))]
+    head += [columns.spell(row.get("temperature"), "temperature {:g}")]
     head += [columns.spell(row.get("batch_size"), "batch {:g}")]
     if prompts := columns.prompt_names(wholes):
         head.append(next(name for name, each in zip(prompts, wholes, strict=True) if each is row))

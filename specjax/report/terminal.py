@@ -172,6 +172,25 @@ def curves(found: Sequence[dict]) -> list[str]:
     ]
 
 
+def targets(found: Sequence[dict]) -> list[str]:
+    """How far each further target is from the first one, one line for each setting."""
+    lines = []
+    for label, one in ((each["label"], one) for each in found for one in each["compared"]):
+        values = [
+            ("total variation", one, "total_variation"),
+            ("same argmax", one, "argmax_agreement"),
+        ]
+        taus = [(f"tau of {name} x", own, "tau_ratio") for name, own in one["methods"].items()]
+        texts = [
+            f"{name} {own[key]:.4f}{columns.ends(own[f'{key}_interval'], ' [{:.4f}, {:.4f}]')}"
+            for name, own, key in (*values, *taus)
+            if own[key] is not None
+        ]
+        texts.append(f"{one['texts_equal']} of {one['texts']} texts equal")
+        lines.append(inputs.one_line(f"{label}, {one['setting']}: {'; '.join(texts)}"))
+    return lines
+
+
 def legend(rejected: bool = True) -> Text:
     """The meaning of the colours of ``trace``."""
     accepted, residual, bonus, plain = STYLES

@@ -28,6 +28,7 @@ from specjax.bench import (
     profile,
     proofs,
     provenance,
+    targets,
 )
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
@@ -63,6 +64,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     console, parts = terminal.console(), cells.Parts()
     with terminal.Status(console, "reading the models"), parts.part("reading"):
         target = build.target(settings)
+        build.check_targets(settings, target)
         notes: list[str] = []
         methods = build.methods(settings, target, note=notes.append)
     for note in notes:
@@ -88,6 +90,8 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         grid = with_profiles(settings, target, grid, workdir, done, status.update)
     try:
         measured = cells.measure(grid, settings, done, console, proven, parts)
+        further = functools.partial(_on_another, settings, measured, done, console, proven)
+        others = [*map(further, settings.grid.targets)] or None
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
@@ -97,7 +101,8 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    cells.write(settings, workdir, measured, facts, console, _answer_files(texts), command, inputs)
+    own = _answer_files(texts), command, inputs, others
+    cells.write(settings, workdir, measured, facts, console, *own)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
@@ -109,6 +114,45 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
             texts = [f"nothing: {error}"]
         for text in texts or ["nothing: all are lossy, warm or nested"]:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
+
+
+def _on_another(
+    settings: Settings,
+    first: cells.Results,
+    done: Progress,
+    console,
+    proven: Sequence[proofs.Proof],
+    label: str,
+) -> dict[str, Any]:
+    """Measures with the further target ``label``; what results.json has of it under "targets".
+
+    ``first`` are the results with ``config.target``, which get its rows and traces. Prompts and
+    settings are the same.
+    """
+    own, parts = settings.on(label), first.parts
+    with terminal.Status(console, f"reading {label}"), parts.part("reading"):
+        other = build.target(own)
+        methods = [m._replace(name=f"{label}: {m.name}") for m in build.methods(own, other)]
+    grid = []
+    for cell, _ in first.passes:
+        how = cell.job.settings["temperature"], cell.job.batch_size, cell.job.max_new_tokens
+        job = build.job(own, other, cell.prompts, *how)
+        grid.append(cell._replace(job=job, methods=methods, name=f"{label}, {cell.name}"))
+    measured = cells.measure(grid, own, done, console, proven, parts, label)
+    compared = []
+    with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
+        for (cell, one), (mine, two) in zip(first.passes, measured.passes, strict=True):
+            status.update(cell.name)
+            ratios = map(targets.tau_ratio, one.methods, two.methods)
+            compared.append(
+                {"setting": cell.name}
+                | targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
+                | {"methods": dict(zip((m.name for m in cell.methods), ratios, strict=True))}
+            )
+    first.rows.extend(measured.rows)
+    first.traces.extend(measured.traces)
+    facts = provenance.target(other.params, name="", directory=other.directory)
+    return {"label": label} | facts | {"compared": compared}
 
 
 def _size(job: passes.Job) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -33,12 +34,30 @@ def target(settings: Settings) -> hf.Loaded:
             "a .gguf file or a trained run's workdir"
         )
     devices = mesh(settings)
-    loaded = hf.load(settings.target, dtype=settings.dtype or None, on_host=devices is not None)
+    how: dict[str, Any] = {"dtype": settings.dtype or None, "weights": settings.weights}
+    loaded = hf.load(settings.target, **how, on_host=devices is not None)
     if loaded.tokenizer is None:
         raise UserError(f"{loaded.directory} has no tokenizer (tokenizer.json); text needs one")
     if devices is None:
         return loaded
     return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))
+
+
+def check_targets(settings: Settings, target: hf.Loaded) -> None:
+    """Reads the configurations and tokenizers of ``config.grid.targets``, and no weights.
+
+    Raises UserError for one that cannot be read, or that has other tokens than ``target``.
+    """
+    for label in settings.grid.targets:
+        path = hf.resolve(settings.on(label).target)
+        config = hf.translated(path, hf.read_config(path), hf.config_from_hf)
+        tokenizer = hf.load_tokenizer(path, config.vocab_size)
+        same = tokenizer is not None and hf.fingerprint(tokenizer) == target.lm.vocabulary
+        if not same or type(config) is not type(target.config):
+            raise UserError(
+                f"config.grid.targets.{label}, {path}, has other tokens than {target.directory}, "
+                "or one of them has an encoder; compare targets of one kind and one tokenizer"
+            )
 
 
 def mesh(settings: Settings) -> Mesh | None:

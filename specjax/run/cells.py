@@ -116,10 +116,12 @@ def measure(
     console,
     proven: Sequence[proofs.Proof] = (),
     parts: Parts | None = None,
+    label: str | None = None,
 ) -> Results:
     """Measures every cell with every method, and prints each row as soon as it is measured.
 
-    ``parts`` has the seconds of what was done before. Raises NonFiniteLogits and UserError.
+    ``parts`` has the seconds of what was done before; ``label`` is that of another target than the
+    configuration's. Raises NonFiniteLogits and UserError.
     """
     parts = Parts() if parts is None else parts
     found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
@@ -133,7 +135,9 @@ def measure(
             with parts.part("compiling"):
                 made.warm(cell.job, report)
             with parts.part("decoding"):
-                one = measuring.measure(cell.job, cell.methods, report, done, f"setting {number}")
+                one = measuring.measure(
+                    cell.job, cell.methods, report, done, f"{label or ''}setting {number}"
+                )
             found[number] = one, []
             for method, runs in zip(cell.methods, one.methods, strict=True):
                 report(f"checking {method.name}")
@@ -151,7 +155,8 @@ def measure(
     order = range(len(cells))
     rows = [row for number in order for row in found[number][1]]
     # Now all shapes are compiled.
-    rows = [row | {"compile_seconds": made.seconds.get(row["method"])} for row in rows]
+    more = [{"compile_seconds": made.seconds.get(row["method"]), "target": label} for row in rows]
+    rows = [row | own for row, own in zip(rows, more, strict=True)]
     return Results(rows, traces, [(cells[number], found[number][0]) for number in order], parts)
 
 
@@ -235,6 +240,7 @@ def write(
     files: Mapping[str, str] | None = None,
     command: str | None = None,
     inputs: str | None = None,
+    targets: Sequence[dict] | None = None,
 ) -> Path:
     """Writes results.json, what is beside it (``files``: name -> text) and the report; prints the
     table. Returns the path of results.json. Raises UserError."""
@@ -254,6 +260,7 @@ def write(
         processes=jax.process_count(),
         peak_bytes=peak,
         curves=(found := results.curves(rows)),
+        targets=targets,
         inputs_sha256=inputs,
     )
     console.print(terminal.table(rows))
@@ -263,7 +270,7 @@ def write(
         f"tokens/s over plain, median of {settings.repeats} interleaved passes; pred: predicted "
         "speed-up; eff: speed-up over pred[/dim]"
     )
-    for note in (*terminal.notes(rows), *terminal.curves(found)):
+    for note in (*terminal.notes(rows), *terminal.curves(found), *terminal.targets(targets or ())):
         console.print(Text(note, "dim"))
     for line in advice.lines(rows):
         console.print(Text(line))

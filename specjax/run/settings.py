@@ -29,6 +29,7 @@ from specjax.drafters import objectives
 from specjax.errors import UserError
 from specjax.generation import stops
 from specjax.logit_maps import Automaton
+from specjax.models import hf
 from specjax.train import settings as train_settings
 from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
 
@@ -190,6 +191,11 @@ class GridKeys(declare.Keys):
         "directories of draft models: every method that takes a model is measured once with each",
         once=True,
     )
+    targets: Mapping[str, Any] = free(
+        "label -> target, dtype and weights, which have the values of config if they are left out: "
+        "further targets with the tokens of config.target. Every method is measured with each, and "
+        "each is compared with config.target. configs/compare_targets.py makes it"
+    )
 
 
 MODES = ("generate", "chat", "bench", "replay", "online")
@@ -229,6 +235,12 @@ class Settings(declare.Keys):
         "of the target: float32, bfloat16, float16; empty: float32 on CPUs, float16 on GPUs "
         "without bfloat16, else bfloat16",
         choices=("", "float32", "bfloat16", "float16"),
+    )
+    weights: str = key(
+        "",
+        "int8: the matrices of the target's layers are rounded to 8 bits with a scale for each "
+        "output channel and stay so in memory; empty: they have the dtype",
+        choices=hf.WEIGHTS,
     )
     drafter: Mapping[str, Any] = free(
         'the name of a drafter, or of a function of your own: my_module:make; "none" is plain '
@@ -367,6 +379,21 @@ class Settings(declare.Keys):
             self.online.check_stream(self.batch_size)
         for temperature in self.grid.temperatures:
             dataclasses.replace(self.sampling, temperature=temperature)
+        for label in self.grid.targets:
+            self.on(label)
+        if self.grid.targets and self.keep:
+            raise UserError("config.keep is for config.target alone; leave config.grid.targets out")
+
+    def on(self, label: str) -> Settings:
+        """The settings with the target ``label`` of the grid. Raises UserError for wrong keys."""
+        keys = self.grid.targets[label]
+        own = given(keys) if isinstance(keys, Mapping) else {}
+        if not own or own.keys() - set(TARGET):
+            raise UserError(
+                f"config.grid.targets.{label} is {keys!r}; it must hold some of the keys "
+                f"{', '.join(TARGET)}"
+            )
+        return dataclasses.replace(self, grid=dataclasses.replace(self.grid, targets={}), **own)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -458,6 +485,10 @@ class Settings(declare.Keys):
             raise UserError(
                 f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
                 "a bench needs both or none"
+            )
+        if profiled and self.grid.targets:
+            raise UserError(
+                "a controller's profile is measured for one target; leave config.grid.targets out"
             )
         shared = given(self.accept_keys)
         if shared and all((c.rule, c.rule_keys) != (self.accept, shared) for c in chosen):
@@ -593,6 +624,7 @@ def label_of(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
+TARGET = ("target", "dtype", "weights")  # keys of a target of the grid
 FREE = ("again",)  # keys that change no result
 STAGES = ("prepare", "stages")  # what runs first
 
@@ -606,10 +638,19 @@ _PROMPTS = (
 _ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
 # Mode -> its keys.
 KEYS = {
-    "generate": (*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "record", "stop", "beams"),
-    "chat": (*_METHOD, *_PROMPTS, "record", "stop"),
+    "generate": (
+        *_METHOD,
+        *_ALL_PROMPTS,
+        "weights",
+        "batch_size",
+        "mesh",
+        "record",
+        "stop",
+        "beams",
+    ),
+    "chat": (*_METHOD, *_PROMPTS, "weights", "record", "stop"),
     "bench": (
-        *(*_METHOD, *_ALL_PROMPTS, "batch_size", "mesh", "repeats", "warm_prompts"),
+        *(*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh", "repeats", "warm_prompts"),
         *(
             "show_trace",
             "trace_prompts",

@@ -83,10 +83,13 @@ def param_specs(
 
 def _tensor_axes(name: str, shape: tuple[int, ...], size: int, strict: bool) -> list[str | None]:
     axes: list[str | None] = [None] * len(shape)
-    rule = next((rule for rule in RULES if re.search(rule.pattern, name)), None)
-    if rule is None or len(rule.axes) > len(shape):
+    # A kernel in int8 has values, and a scale for each of its columns.
+    whole = re.sub(r"(/kernel)/(values|scale)$", r"\1", name)
+    rule = next((rule for rule in RULES if re.search(rule.pattern, whole)), None)
+    own = () if rule is None else rule.axes[-1:] if name.endswith("/kernel/scale") else rule.axes
+    if rule is None or len(own) > len(shape):
         return axes
-    for number, axis in enumerate(rule.axes, len(shape) - len(rule.axes)):
+    for number, axis in enumerate(own, len(shape) - len(own)):
         if axis is None:
             continue
         if shape[number] % size == 0:

@@ -16,6 +16,7 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import quantised_cases
 
 from specjax import accept, decode, rng, sampling, sharding, testing
 from specjax.bound import Bound
@@ -33,14 +34,18 @@ EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|c
 
 
 # After the name of a case: with all maps of logits, and with logprobs; with a target with experts,
-# or with recurrent layers.
-MAPPED, EXPERTS, RECURRENT = ", mapped", ", experts", ", recurrent"
+# with recurrent layers, or with kernels in int8.
+MAPPED, EXPERTS, RECURRENT, INT8 = ", mapped", ", experts", ", recurrent", ", int8"
 
 
 def case_of(name: str) -> cases.Case:
     """A case of the kit, perhaps with another target."""
     if name.endswith(RECURRENT):
         return cases.real(name.removesuffix(RECURRENT), "qwen3_next", 2)
+    if name.endswith(INT8):
+        case = cases.real(name.removesuffix(INT8))
+        rounded = quantised_cases.in_int8(case.params.target)
+        return case._replace(params=case.params._replace(target=rounded))
     case = cases.real(name.removesuffix(MAPPED).removesuffix(EXPERTS))
     if not name.endswith(EXPERTS):
         return case

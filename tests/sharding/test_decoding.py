@@ -34,7 +34,7 @@ def run(devices: int, program: str, *arguments: str, seconds: int = 240) -> str:
     ("mesh", "cases"),
     [
         pytest.param("data:8", ("prompt_lookup",), marks=pytest.mark.slow),
-        ("data:2,tensor:2", ("chain",)),
+        ("data:2,tensor:2", ("chain", "chain, int8")),
         pytest.param("data:8", ("chain, mapped",), marks=pytest.mark.slow),
         pytest.param("data:2,tensor:2", ("chain, experts",), marks=pytest.mark.slow),
         pytest.param("data:2,tensor:2", ("chain, recurrent",), marks=pytest.mark.slow),

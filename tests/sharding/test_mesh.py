@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import quantised_cases
 from jax.sharding import PartitionSpec as P
 
 from specjax import decode, drafters, rng, sharding
@@ -75,6 +76,17 @@ def test_a_decoder_is_divided_by_columns_then_rows(family):
         assert {found[f"{layer}attention/{part}/bias"] for part in "qkv"} == {P("tensor")}
         assert found[f"{layer}mlp/up/bias"] == P("tensor")
         assert found[f"{layer}mlp/down/bias"] == found[f"{layer}attention/o/bias"] == P(None)
+
+
+def test_scales_are_divided_as_the_columns_of_their_kernel():
+    found = specs(quantised_cases.in_int8(tiny("llama")[1]), tensor=2)
+    layer = "layers/1/"
+    for name in ("attention/q", "attention/k", "attention/v", "mlp/gate", "mlp/up"):
+        assert found[f"{layer}{name}/kernel/values"] == P(None, "tensor")
+        assert found[f"{layer}{name}/kernel/scale"] == P("tensor")
+    for name in ("attention/o", "mlp/down"):
+        assert found[f"{layer}{name}/kernel/values"] == P("tensor", None)
+        assert found[f"{layer}{name}/kernel/scale"] == P(None)
 
 
 HEADS = {"medusa": 1, "hydra": 2, "mlp_speculator": 2, "bpd": 2, "redrafter": 1, "eagle3": 8}

@@ -8,13 +8,15 @@ opened for some rows at a time, which are converted into the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
+from specjax import files
 from specjax.errors import UserError
 from specjax.models.hf_config import read_json
 
@@ -36,20 +38,40 @@ class Safetensors:
         stored = self._opened.get_slice(name)
         return stored.get_shape(), stored.get_dtype()
 
-    def get_tensor(self, name: str, dtype: Any = None) -> np.ndarray:
-        """A tensor as ``dtype``; None: as it is stored."""
-        shape = self._opened.get_slice(name).get_shape()
+    def get_tensor(
+        self,
+        name: str,
+        dtype: Any = None,
+        values: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """A tensor as ``dtype``; None: as it is stored.
+
+        ``values`` makes what the rows from a number on stand for of these rows.
+        """
+        shape, stored = self.shape_of(name)
         if not shape or not shape[0]:
             return np.array(self._opened.get_tensor(name), dtype)
         result = None
         for begin, end in chunks(shape, 4):
-            with safe_open(str(self._path), framework="np") as file:
-                rows = file.get_slice(name)[begin:end]
+            rows = self._rows(name, stored, begin, end)
+            rows = rows if values is None else values(rows, begin)
             if result is None:
-                result = np.empty(shape, dtype or rows.dtype)
+                result = np.empty((shape[0], *rows.shape[1:]), dtype or rows.dtype)
             result[begin:end] = rows
         assert result is not None
         return result
+
+    def _rows(self, name: str, stored: str, begin: int, end: int) -> np.ndarray:
+        if stored != "F8_E4M3":  # which the library does not give as a NumPy array
+            with safe_open(str(self._path), framework="np") as file:
+                return file.get_slice(name)[begin:end]
+        with open(self._path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            facts = files.parsed(file.read(size).decode())[name]
+            row = int(np.prod(facts["shape"][1:], dtype=np.int64))
+            file.seek(8 + size + facts["data_offsets"][0] + begin * row)
+            data = np.frombuffer(file.read((end - begin) * row), np.uint8)
+        return data.view(jnp.float8_e4m3fn).reshape(end - begin, *facts["shape"][1:])
 
 
 def chunks(shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
