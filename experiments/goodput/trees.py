@@ -6,10 +6,10 @@ A trained pair (default: ``assets``) and held-out prompts. The target writes a t
 greedily and at temperature 1, and a draft is made at every place of these texts. Rounds are then
 played along the texts with the real controllers: the accepted path is the longest one of the
 verified tree that the text goes on with. This is what decoding does with the rule "match", and for
-trees that are a function of the text with any lossless rule, in law. A drawn chain is tested by the
-rule "chain" at every place of a text instead. No time is measured: that of a round follows from
-what it verifies and drafts, by a cost setting. ``speed`` is the number of tokens that a row writes
-in the time of a plain step. Settings:
+trees that are a function of the text with any lossless rule, in law. The accepted tokens of a drawn
+chain have the law of the rule "chain", given the text. No time is measured: that of a round follows
+from what it verifies and drafts, by a cost setting. ``speed`` is the number of tokens that a row
+writes in the time of a plain step. Settings:
 
 - "H100" and "4 x v5e": a Llama of 8B in bfloat16 with texts of ``--context`` tokens, by the
   roofline model. "1B": drafted by a Llama of 1B; "one layer": by one layer of the target with its
@@ -45,7 +45,7 @@ from flax import struct
 
 from experiments.common import Stopwatch, options, record
 from experiments.goodput.run import LLAMA_1B, LLAMA_8B
-from specjax import accept, control, decode, drafters, rng, sampling, step
+from specjax import control, decode, drafters, rng, sampling
 from specjax.control import Controller, costs
 from specjax.control._controller import FOREVER
 from specjax.files import write_json
@@ -86,9 +86,9 @@ class Setting(NamedTuple):
         return self.verify(nodes + 1)
 
 
-def modelled(name: str, chips: int, small: Any, rows: int, context: float) -> Setting:
+def modelled(device: str, chips: int, small: Any, rows: int, context: float, name: str) -> Setting:
     """By the roofline of a device, or of several that share the layers."""
-    machine = named(name).machine()
+    machine = named(device).machine()
     parts = [
         roofline.tensor_parallel(config, chips) if chips > 1 else roofline.model_of(config)
         for config in (LLAMA_8B, small)
@@ -97,7 +97,7 @@ def modelled(name: str, chips: int, small: Any, rows: int, context: float) -> Se
     target, draft = (
         functools.partial(_share, machine, model, rows, context, unit) for model in parts
     )
-    return Setting("", rows, target, draft)
+    return Setting(name, rows, target, draft)
 
 
 def _share(machine: Any, model: Any, rows: int, context: float, unit: float, n: int) -> float:
@@ -121,14 +121,13 @@ def measured() -> Setting:
 def settings(context: float, rows: Sequence[int]) -> list[Setting]:
     """All cost settings."""
     layer = dataclasses.replace(LLAMA_8B, num_layers=1)
-    kinds = (
+    found = []
+    for name, device, chips, small in (
         ("H100, 1B", "H100 SXM", 1, LLAMA_1B),
         ("H100, one layer", "H100 SXM", 1, layer),
         ("4 x v5e, one layer", "TPU v5e", 4, layer),
-    )
-    found = [
-        modelled(*kind, many, context)._replace(name=name) for name, *kind in kinds for many in rows
-    ]
+    ):
+        found += [modelled(device, chips, small, many, context, name) for many in rows]
     return [*found, measured()]
 
 
@@ -145,10 +144,10 @@ def profile(path: Path, times: Callable[[int], float], sizes: Sequence[int], uni
 class Places(NamedTuple):
     """The drafts at every place of every text: arrays [B,T,...]."""
 
-    tokens: np.ndarray
-    valid: np.ndarray
-    parents: np.ndarray
-    log_prob: np.ndarray  # zeros for lookups
+    tokens: Any
+    valid: Any
+    parents: Any
+    log_prob: Any  # zeros for lookups
 
 
 class Recorded(struct.PyTreeNode):
@@ -215,31 +214,17 @@ def texts_of(models: Models, temperature: float) -> list[list[int]]:
     return [[*prompt, *out] for prompt, out in zip(models.prompts, outputs, strict=True)]
 
 
-def at_places(models: Models, drafter: Drafter, text: list[int], begin: int, temperature: float):
-    """A state for each of the places of one text, from ``begin`` on."""
-    slots = max(map(len, models.prompts)) + models.new + MARGIN
-    whole = np.full((models.new, slots), -1, np.int32)
-    lengths = begin + np.arange(models.new)
-    for row, length in enumerate(lengths):
-        whole[row, :length] = text[:length]
-    return decode.prefill(
-        *(models.target.lm, drafter, models.params(drafter)),
-        jnp.asarray(whole),
-        jnp.asarray(lengths, jnp.int32),
-        rng.row_keys(1, models.new),
-        max_len=slots + drafter.nodes + 1,
-        sampling=sampling.make_sampling(models.new, temperature),
-    )
-
-
 def trees_of(models: Models, drafter: Drafter, texts: list[list[int]]) -> Places:
     """The drafts of a drafter with the controller ``recorder``, or of a chain without probs."""
+    slots = max(map(len, models.prompts)) + models.new
+    params, empty = models.params(drafter), models.target.lm.no_output(models.new)
 
     @jax.jit
-    def draft(params: ModelParams, state: Any) -> Any:
-        draft, after = step.propose(
-            models.target.lm, drafter, params, state, step.keys_of(drafter, state)
-        )
+    def draft(params: ModelParams, tokens: jax.Array, lengths: jax.Array) -> Places:
+        context = Context(tokens, lengths, sampling.make_sampling(models.new, 0.0))
+        state = drafter.init(params, context, empty, slots)
+        keys = rng.RowKeys(rng.row_keys(0, models.new), jnp.zeros((), jnp.int32), lengths)
+        draft, after = drafter.propose(params, keys, context, state)
         parents = draft.parents
         if parents is None:
             parents = jnp.broadcast_to(jnp.arange(drafter.nodes) - 1, draft.tokens.shape)
@@ -249,21 +234,37 @@ def trees_of(models: Models, drafter: Drafter, texts: list[list[int]]) -> Places
 
     found = []
     for prompt, text in zip(models.prompts, texts, strict=True):
-        state = at_places(models, drafter, text, len(prompt), 0.0)
-        found.append(jax.device_get(draft(models.params(drafter), state)))
+        lengths = len(prompt) + np.arange(models.new, dtype=np.int32)
+        whole = np.broadcast_to(np.pad(text, (0, slots))[:slots], (models.new, slots))
+        tokens = np.where(np.arange(slots) < lengths[:, None], whole, -1).astype(np.int32)
+        found.append(jax.device_get(draft(params, jnp.asarray(tokens), jnp.asarray(lengths))))
     return jax.tree.map(lambda *each: np.stack(each), *found)
 
 
 def chains_of(models: Models, texts: list[list[int]], temperature: float) -> np.ndarray:
-    """i[B,T]: the accepted tokens of one drawn chain at each place, by the rule "chain"."""
-    drafter, found = models.make("draft_model", gamma=max(CHAINS)), []
-    rule = accept.load("chain")
+    """i[B,T]: how many tokens of a drawn chain are accepted at each place.
+
+    Given that the target emits x, the rule "chain" has accepted it with probability
+    min(1, q(x) / p(x)).
+    """
+    assert models.draft is not None
+    chances = []
     for prompt, text in zip(models.prompts, texts, strict=True):
-        state = at_places(models, drafter, text, len(prompt), temperature)
-        params = models.params(drafter)
-        _, records = decode.generate(models.target.lm, drafter, rule, params, state, max_steps=1)
-        found.append(np.asarray(records.accepted[0]))
-    return np.stack(found)
+        tokens = jnp.asarray([text], jnp.int32)
+        logits = [
+            np.asarray(each.lm.apply(each.params, tokens, each.lm.init_cache(1, 0))[0].logits[0])
+            for each in (models.target, models.draft)
+        ]
+        here = np.arange(len(prompt), len(text))
+        if temperature:
+            p, q = (np.exp(x - np.logaddexp.reduce(x, -1, keepdims=True)) for x in logits)
+            chance = np.minimum(1, q[here - 1, tokens[0, here]] / p[here - 1, tokens[0, here]])
+        else:
+            chance = (logits[1][here - 1].argmax(-1) == np.asarray(tokens)[0, here]) * 1.0
+        chances.append(chance)
+    ahead = np.arange(models.new)[:, None] + np.arange(max(CHAINS))
+    flips = np.random.default_rng(0).random((len(texts), *ahead.shape))
+    return (flips < np.stack(chances)[:, ahead]).cumprod(-1).sum(-1)
 
 
 class Rows:
@@ -303,7 +304,8 @@ def summary(groups: Sequence[Rows]) -> dict[str, float]:
         sum(getattr(each, name) for each in groups)
         for name in ("tokens", "nodes", "spent", "rounds")
     )
-    return {"tau": tokens / rounds, "nodes": nodes / rounds, "speed": tokens / spent}
+    values = {"tau": tokens / rounds, "nodes": nodes / rounds, "speed": tokens / spent}
+    return {name: float(value) for name, value in values.items()}
 
 
 def play_fixed(rows: Rows, places: Places, size: int, time: Callable[[int], float]) -> None:
@@ -338,7 +340,7 @@ def play_chain(rows: Rows, chains: np.ndarray, length: int, time: Callable[[int]
         rows.emit(1 + np.minimum(accepted, length), length, time(length))
 
 
-def played(own: Controller) -> tuple[Callable, Callable, Callable, Callable]:
+def played(own: Controller) -> tuple:
     """The compiled functions of a controller: its start, its limits, its trees, its updates."""
     sized = jax.jit(functools.partial(control.sized, own)) if own.size else None
     longest = jax.jit(functools.partial(control.longest, own))
@@ -459,82 +461,81 @@ def groups_of(models: Models, drafts: Drafts, setting: Setting) -> list[tuple[li
     ]
 
 
+Play = Callable[[list[int], Rows], None]  # (the numbers of the rows, the rows): plays their texts
+Method = tuple[str, str, int, Play]  # kind, controller, size
+
+
+def some(values: Any, own: list[int]) -> Any:
+    """The rows of arrays."""
+    return jax.tree.map(lambda x: x[own], values)
+
+
+def lookups(drafts: Drafts, setting: Setting, controllers: dict) -> list[Method]:
+    """The methods without a draft model."""
+    (accepted, there), free = drafts.lookup, setting.lookup
+
+    def chain(functions: tuple) -> Play:
+        return lambda own, rows: play_goodput(
+            rows, accepted[own], there[own], functions, drafts.temperature, free
+        )
+
+    def whole(own: list[int], rows: Rows) -> None:
+        play_fixed(rows, some(drafts.trie, own), 0, free)
+
+    def budget(own: list[int], rows: Rows) -> None:
+        shape = free, TRIE["depth"], False
+        trie, functions = some(drafts.trie, own), controllers["free budget"]
+        play_budget(rows, trie, functions, drafts.temperature, shape)
+
+    return [
+        ("prompt lookup", "", 0, chain(NO_CONTROL)),
+        ("prompt lookup", "goodput", 0, chain(controllers["free goodput"])),
+        ("trie", "", 0, whole),
+        ("trie", "budget", 0, budget),
+    ]
+
+
+def modelled_drafts(drafts: Drafts, setting: Setting, controllers: dict) -> list[Method]:
+    """The methods with a draft model."""
+    chains, trees = drafts.chains, drafts.tree
+    assert chains is not None and trees is not None
+    full = np.full_like(chains, max(CHAINS))
+
+    def chain(length: int) -> Play:
+        return lambda own, rows: play_chain(rows, chains[own], length, setting.chain)
+
+    def tree(size: int) -> Play:
+        return lambda own, rows: play_fixed(rows, some(trees, own), size, setting.tree)
+
+    def goodput(own: list[int], rows: Rows) -> None:
+        given = chains[own], full[own], controllers["goodput"], drafts.temperature
+        play_goodput(rows, *given, setting.chain)
+
+    def budget(own: list[int], rows: Rows) -> None:
+        shape = setting.tree, DEPTH, True
+        play_budget(rows, some(trees, own), controllers["budget"], drafts.temperature, shape)
+
+    return [
+        *(("chain", "", length, chain(length)) for length in CHAINS),
+        ("chain", "goodput", 0, goodput),
+        *(("tree", "", size, tree(size)) for size in TREES),
+        ("tree", "budget", 0, budget),
+    ]
+
+
 def rows_of(models: Models, drafts: Drafts, setting: Setting, controllers: dict) -> list[dict]:
     """A row of results for each method."""
-    found, every = [], len(models.prompts) * [max(CHAINS)]
-    full = np.repeat(np.array(every)[:, None], models.new, 1)
-
-    def add(kind: str, control: str, size: int, play: Callable[[list[int], Rows], None]) -> None:
+    found, methods = [], lookups(drafts, setting, controllers)
+    if models.draft is not None:
+        methods += modelled_drafts(drafts, setting, controllers)
+    for kind, name, size, play in methods:
         groups = groups_of(models, drafts, setting)
         for own, rows in groups:
             play(own, rows)
         facts = {"setting": setting.name, "rows": setting.rows, "temperature": drafts.temperature}
-        facts |= {"kind": kind, "control": control, "size": size}
+        facts |= {"kind": kind, "control": name, "size": size}
         found.append(facts | summary([rows for _, rows in groups]))
         print(found[-1], flush=True)
-
-    def some(values: Any, own: list[int]) -> Any:
-        return jax.tree.map(lambda x: x[own], values)
-
-    at, free, temperature = setting, setting.lookup, drafts.temperature
-    good, tree, free_good, trie = controllers.values()
-    accepted, there = drafts.lookup
-    add(
-        "prompt lookup",
-        "",
-        0,
-        lambda own, rows: play_goodput(
-            rows, accepted[own], there[own], NO_CONTROL, temperature, free
-        ),
-    )
-    add(
-        "prompt lookup",
-        "goodput",
-        0,
-        lambda own, rows: play_goodput(
-            rows, accepted[own], there[own], free_good, temperature, free
-        ),
-    )
-    add("trie", "", 0, lambda own, rows: play_fixed(rows, some(drafts.trie, own), 0, free))
-    add(
-        "trie",
-        "budget",
-        0,
-        lambda own, rows: play_budget(
-            rows, some(drafts.trie, own), trie, temperature, (free, TRIE["depth"], False)
-        ),
-    )
-    if drafts.tree is None or drafts.chains is None:
-        return found
-    chains, trees = drafts.chains, drafts.tree
-    for length in CHAINS:
-        add(
-            "chain",
-            "",
-            length,
-            lambda own, rows, length=length: play_chain(rows, chains[own], length, at.chain),
-        )
-    add(
-        "chain",
-        "goodput",
-        0,
-        lambda own, rows: play_goodput(rows, chains[own], full[own], good, temperature, at.chain),
-    )
-    for size in TREES:
-        add(
-            "tree",
-            "",
-            size,
-            lambda own, rows, size=size: play_fixed(rows, some(trees, own), size, at.tree),
-        )
-    add(
-        "tree",
-        "budget",
-        0,
-        lambda own, rows: play_budget(
-            rows, some(trees, own), tree, temperature, (at.tree, DEPTH, True)
-        ),
-    )
     return found
 
 

@@ -180,7 +180,7 @@ def _missed(job: Job, method: Method, length: int) -> float:
     return max(later - first, 0.0) / max(rounds, 1)
 
 
-def _forced(length: int, nodes: bool) -> Controller:
+def _forced(length: int, nodes: bool = False) -> Controller:
     """The controller ``fixed`` with the state ``Forced``; its length may be a number of nodes."""
 
     def init(context: Context) -> Forced:
@@ -205,7 +205,7 @@ def _so_many(state: Forced, draft: Draft, log_prob: Any) -> tuple[jax.Array, jax
     return order, state.levels, state
 
 
-def _with_drafts(method: Method, nodes: bool) -> Method:
+def _with_drafts(method: Method, nodes: bool = False) -> Method:
     """The method; if it is a lookup, it has the drafts that its controller's state says."""
     drafter = method.drafter
 
