@@ -19,9 +19,10 @@ parent, and how many of them were accepted. A temperature or a greedy target cha
 not the draft's probability, so this matters. A lookup has no probabilities; its classes are depth
 and rank among siblings.
 
-Where a draft does not pay, the next rounds have none: while the expected tokens of the last drafts
-are fewer than plain decoding writes in their time. A draft is then tried as soon as ``explore``
-times the rounds without one have paid for the loss of the last one.
+Where drafts do not pay, the next rounds have none. A sum of what drafts were expected to lose, the
+time of their rounds less their tokens, never falls below 0 (a cumulative sum test, Page 1954). At
+``patience`` the drafts stop. One is then tried as soon as ``explore`` times the rounds without one
+have paid for the mean loss of the last ones, and drafts go on when the sum falls.
 
 Which nodes are left out depends on their tokens. This leaves the output law unchanged only if the
 tree is a function of the committed text: with the most probable tokens as siblings, dynamic, beam,
@@ -68,6 +69,7 @@ class State(struct.PyTreeNode):
     # f32[B] expected tokens of a row in rounds with drafts, and their time; equal in all rows
     gained: jax.Array
     spent: jax.Array
+    lost: jax.Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
     idle: jax.Array  # i32[B] rounds since the last draft
     due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
@@ -85,6 +87,9 @@ class Keys(declare.Keys):
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class")
     memory: float = share(0.95, "how much a round counts against the next one")
+    patience: float = key(
+        4.0, "what drafts may lose before they stop, in rounds without a draft", least=0
+    )
     explore: float = share(
         0.01, "the share of the time that is spent on trials while nothing is drafted"
     )
@@ -144,13 +149,11 @@ def _init(setup: Setup, context: Context) -> State:
     live = jnp.ones((batch,), bool) if context.done is None else ~context.done
     classes = jnp.zeros((batch, setup.most), jnp.int32)
     greedy = jnp.asarray(context.sampling.greedy, bool)
-    return State(greedy, live, classes, counts, counts, zeros, zeros, none, none)
+    return State(greedy, live, classes, counts, counts, zeros, zeros, zeros, none, none)
 
 
 def _limit(setup: Setup, state: State) -> jax.Array:
-    gained, spent = _mean(state, state.gained), _mean(state, state.spent)
-    loses = (gained < spent) & (spent > setup.keys.weight)
-    rests = loses & (state.idle.max() < state.due.max())
+    rests = (state.lost.max() >= setup.keys.patience) & (state.idle.max() < state.due.max())
     return jnp.full(state.due.shape, jnp.where(rests, 0, FOREVER), jnp.int32)
 
 
@@ -178,6 +181,7 @@ def _size(
     found = _mean(state, reached[:, 0]) > 0
     time = jnp.where(found, times[best], empty)
     gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
+    lost = jnp.clip(_mean(state, state.lost) + time - tokens[best], 0, keys.patience)
     due = jnp.int32(FOREVER)
     if keys.explore:
         loss = (1 - gained / spent) * time
@@ -187,6 +191,7 @@ def _size(
         classes=state.classes.at[:, : kept.shape[1]].set(kept),
         gained=jnp.full((batch,), gained, jnp.float32),
         spent=jnp.full((batch,), spent, jnp.float32),
+        lost=jnp.full((batch,), lost, jnp.float32),
         idle=jnp.zeros_like(state.idle),
         due=jnp.full((batch,), due, jnp.int32),
     )

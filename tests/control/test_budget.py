@@ -22,7 +22,9 @@ from specjax.types import Context, Draft, ModelParams, Verdict
 
 ROWS, NODES, DEPTH = 3, 9, 4
 VERIFY, DRAFT, WEIGHT, MEMORY = 0.12, 0.15, 2.0, 0.8
+PATIENCE = 1.0
 TEXT = f"budget:draft={DRAFT},verify={VERIFY},weight={WEIGHT},memory={MEMORY},explore=0.2"
+TEXT += f",patience={PATIENCE}"
 SIZES = costs.sizes(NODES)[1:]
 
 
@@ -78,10 +80,11 @@ class Reference:
 
     def __init__(self):
         self.passed, self.tested = np.zeros((2, ROWS, budget.CLASSES))
-        self.live, self.gained, self.spent, self.idle, self.due = np.ones(ROWS, bool), 0, 0, 0, 0
+        self.live, self.gained, self.spent, self.lost = np.ones(ROWS, bool), 0, 0, 0
+        self.idle = self.due = 0
 
     def rests(self):
-        return self.gained < self.spent and self.spent > WEIGHT and self.idle < self.due
+        return self.lost >= PATIENCE and self.idle < self.due
 
     def chance(self, row, prob):
         own = int(np.clip(np.floor(np.log(prob / (1 - prob))) + 6, 0, 11))
@@ -111,6 +114,7 @@ class Reference:
         best = np.argmax(tokens - max(pace, 1) * times)
         self.gained = MEMORY * self.gained + tokens[best]
         self.spent = MEMORY * self.spent + times[best]
+        self.lost = np.clip(self.lost + times[best] - tokens[best], 0, PATIENCE)
         loss = (1 - self.gained / self.spent) * times[best]
         self.idle, self.due = 0, max(np.ceil(loss / 0.2 - 1e-5), 1)
         return orders, SIZES[best]
@@ -190,6 +194,7 @@ def play(rounds=60):
         right.update(orders, parents, valid, count, paths, live)
         for name in ("passed", "tested"):
             np.testing.assert_allclose(getattr(state, name), getattr(right, name), rtol=1e-4)
+        np.testing.assert_allclose(state.lost, right.lost, atol=1e-3)
         np.testing.assert_allclose(
             state.gained[0] / state.spent[0], right.gained / right.spent, 1e-3
         )
@@ -255,7 +260,7 @@ KEYS = {
     "token_recycling": ("token_recycling", {"tree": "2x2x1", "top_k": 2}),
 }
 # Sizes 1 and 3, and rests, occur on the small tables.
-CONTROL = "budget:draft=0.05,verify=0.15,weight=0.5,explore=1"
+CONTROL = "budget:draft=0.05,verify=0.15,weight=0.5,patience=0.2,explore=1"
 
 
 def made(name, target, draft, params, text=CONTROL):
