@@ -12,7 +12,8 @@ prompts, 24 tokens each:
 
 The target has high entropy (4.5 nats per token), so at temperature 1 its draw is seldom among the
 best few tokens, and sampled drafts have a higher tau. The chain is the fastest: two CPU cores
-verify 5 tokens in far less time than 22. (AMD EPYC, with other work running, 2026-11-21; 192
+verify 5 tokens in far less time than 22. ``budget_tree`` verifies as many nodes of the dynamic tree
+as pay there. (AMD EPYC, with other work running, 2026-11-21; 192
 tokens per cell, so +-0.2.)
 """
 
@@ -35,6 +36,8 @@ METHODS = {
         "accept": "deterministic",
     },
 }
+# As many of its nodes as pay by the costs that are measured before the bench.
+METHODS["budget_tree"] = METHODS["dynamic_tree"] | {"control": "budget"}
 
 
 def get_config(models: str = "") -> ConfigDict:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.goodput import costs as costs_study
 from experiments.goodput import run as study
 from experiments.goodput import traces as traces_study
-from specjax import accept, drafters, files
+from experiments.goodput import trees as trees_study
+from specjax import accept, control, decode, drafters, files, rng, sampling
 from specjax.bench import replay
 from specjax.bench.passes import Method
 from specjax.bench.replay import recorded
@@ -88,3 +90,39 @@ def test_the_study_runs(tmp_path, texts, quiet):
     for row in first["rows"]:
         if row["policy"] == row["best_fixed"]["goodput"]:
             assert row["relative_goodput"] == [1.0, 0.0]
+
+
+def test_played_trees_are_those_of_the_decode_loop():
+    """Rounds, tokens and verified nodes of ``budget``, played along a text, and decoded."""
+    target, params = tiny(vocab_size=16)
+    noise = np.random.default_rng(5)
+    noisy = jax.tree.map(
+        lambda x: x + 0.1 * np.std(x) * noise.normal(size=x.shape).astype(np.float32), params
+    )
+    draft = target._replace(name="draft")
+    loaded = (hf.Loaded(target, params, None, None, ""), hf.Loaded(draft, noisy, None, None, ""))
+    models = trees_study.Models(*loaded, [[1, 2, 3], [5, 4, 3]], 40)
+    keys = {"tree": "dynamic", "nodes": 9, "depth": 3, "top_k": 3}
+    text = "budget:draft=0.1,verify=0.1,weight=1"
+    texts = trees_study.texts_of(models, 0.0)
+    places = trees_study.trees_of(
+        models, models.make("draft_model", **keys, control=trees_study.recorder(9)), texts
+    )
+    rows = trees_study.Rows(models, texts)
+    functions = trees_study.played(control.parse(text))
+    trees_study.play_budget(rows, places, functions, 0.0, (lambda nodes: 1.0, 3, True))
+    drafter = models.make("draft_model", **keys, control=text)
+    packed, lengths = decode.pack_prompts(models.prompts)
+    state = decode.prefill(
+        *(target, drafter, models.params(drafter), packed, lengths, rng.row_keys(0, 2)),
+        max_len=packed.shape[1] + 40,
+        limit=jnp.asarray(lengths) + 40,
+        sampling=sampling.make_sampling(2, 0.0),
+    )
+    rule = accept.load("deterministic")
+    _, records = decode.generate(target, drafter, rule, models.params(drafter), state, max_steps=40)
+    verified, emitted = np.asarray(records.verified), np.asarray(records.emitted)
+    live = (emitted > 0).all(1)
+    assert rows.rounds == live.sum() and rows.nodes == (verified[live].max(1) - 1).sum()
+    assert rows.tokens == emitted[live].mean(1).sum()
+    assert len(set(verified[live].max(1))) > 1

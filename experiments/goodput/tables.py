@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 from experiments.tables import number, source, table
 
 
 def tables(results: dict) -> str:
-    """Latency and goodput of every policy by load, and of adaptive ones against the best length."""
+    """Latency and goodput of every policy by load, adaptive ones against the best length; trees."""
     parts = [f"{source(results)}\n- Seeds: {results['seeds']}"]
     for name, about in results["settings"].items():
         rows = [row for row in results["rows"] if row["setting"] == name]
@@ -19,6 +21,35 @@ def tables(results: dict) -> str:
         parts.append(f"{name}: against the best fixed length")
         parts.append(_against_fixed(rows))
     return "\n\n".join(parts)
+
+
+def trees() -> str:
+    """Chains and trees under modelled costs: the best fixed size, and the controlled ones."""
+    path = Path(__file__).with_name("trees.json")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    groups: dict[tuple, list[dict]] = {}
+    for row in results["rows"]:
+        key = row["setting"], row["rows"], row["temperature"]
+        groups.setdefault(key, []).append(row)
+    kinds = list(dict.fromkeys(row["kind"] for row in results["rows"]))
+    heads = ["costs", "rows", "T"]
+    for kind in kinds:
+        heads += [f"{kind}: best size", "controlled"]
+    lines = []
+    for (setting, rows, temperature), own in groups.items():
+        line = [setting, rows, f"{temperature:g}"]
+        for kind in kinds:
+            mine = [row for row in own if row["kind"] == kind]
+            best = max((row for row in mine if not row["control"]), key=lambda row: row["speed"])
+            [controlled] = [row for row in mine if row["control"]]
+            line += [_speed(best), _speed(controlled)]
+        lines.append(line)
+    return f"{source(results)}\n\n{table(heads, lines)}"
+
+
+def _speed(row: dict) -> str:
+    """The speed, the tokens per round and the mean number of verified nodes."""
+    return f"{row['speed']:.2f} ({row['tau']:.2f}, {row['nodes']:.1f})"
 
 
 def _by_load(rows: list[dict], cell: Callable[[dict], str]) -> str:

@@ -28,10 +28,12 @@ from specjax.bench import metrics, timing
 from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params, one_part
 from specjax.control import Controller, calibrated
 from specjax.control import costs as control_costs
+from specjax.control._controller import FOREVER
 from specjax.control.costs import Costs, RoundCosts
 from specjax.control.fixed import Length
 from specjax.drafters import _limited
 from specjax.theory import calibration
+from specjax.topology import dynamic
 from specjax.types import Context, DecodeState, Draft
 
 ROUNDS = 16  # of a sample
@@ -68,6 +70,14 @@ class _Sample(NamedTuple):
     finds: float  # the share of the rows' rounds with a draft
 
 
+def by_nodes(text: str | Controller | None) -> bool:
+    """Whether this controller needs the times by nodes of a tree."""
+    if not control.wants_profile(text):
+        return False
+    controller = control.parse(text or "")
+    return controller is not None and controller.size is not None
+
+
 def lengths_of(longest: int) -> tuple[int, ...]:
     """The draft lengths that are measured for a drafter whose longest draft is ``longest``."""
     return tuple(sorted({0, *(n for n in control_costs.LENGTHS if n <= longest), longest}))
@@ -79,6 +89,7 @@ def measure(
     report: Callable[[str], None] = print,
     *,
     confidences: bool = False,
+    nodes: bool = False,
 ) -> dict[int, Costs]:
     """Batch size -> costs; on a mesh, the rows of one device -> costs.
 
@@ -87,10 +98,12 @@ def measure(
         make: the method with a controller, as ``control.parse`` reads it.
         report: is called with a status message before every job.
         confidences: whether to fit a temperature to the drafter's confidence at each depth.
+        nodes: whether the lengths are numbers of nodes; acceptance is then not measured.
     """
     found: dict[int, dict[bool, RoundCosts]] = {}
-    lengths = lengths_of(make("fixed:0").drafter.longest)
-    method = _with_drafts(make(_forced(lengths[-1])))
+    plain = make("fixed:0").drafter
+    lengths = control_costs.sizes(plain.nodes) if nodes else lengths_of(plain.longest)
+    method = _with_drafts(make(_forced(lengths[-1], nodes)), nodes)
     for job in jobs:
         greedy = not job.settings.get("temperature", 1.0)
         # Those of one device: its rows choose their lengths together.
@@ -102,10 +115,11 @@ def measure(
         found.setdefault(rows, {})[greedy] = own
     # If only greedy or only sampled rounds were measured, both kinds get the same costs.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
-    return {
+    costs = {
         size: Costs(lengths, kinds.get(True, either[size]), kinds.get(False, either[size]))
         for size, kinds in found.items()
     }
+    return {size: without_acceptance(own) for size, own in costs.items()} if nodes else costs
 
 
 def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
@@ -166,8 +180,8 @@ def _missed(job: Job, method: Method, length: int) -> float:
     return max(later - first, 0.0) / max(rounds, 1)
 
 
-def _forced(length: int) -> Controller:
-    """The controller ``fixed`` with the state ``Forced``."""
+def _forced(length: int, nodes: bool = False) -> Controller:
+    """The controller ``fixed`` with the state ``Forced``; its length may be a number of nodes."""
 
     def init(context: Context) -> Forced:
         rows = context.length.shape
@@ -175,10 +189,23 @@ def _forced(length: int) -> Controller:
 
     made = control.parse(f"fixed:{length}")
     assert made is not None
-    return made._replace(init=init)
+    made = made._replace(init=init)
+    if not nodes:
+        return made
+    return made._replace(limit=_any_levels, size=_so_many, most_nodes=length, lengths=())
 
 
-def _with_drafts(method: Method) -> Method:
+def _any_levels(state: Forced) -> jax.Array:
+    return jnp.where(state.levels > 0, FOREVER, 0)
+
+
+def _so_many(state: Forced, draft: Draft, log_prob: Any) -> tuple[jax.Array, jax.Array, Forced]:
+    chance = jnp.zeros(draft.valid.shape) if log_prob is None else log_prob
+    order, _ = dynamic.by_chance(chance, draft.parents, draft.valid)
+    return order, state.levels, state
+
+
+def _with_drafts(method: Method, nodes: bool = False) -> Method:
     """The method; if it is a lookup, it has the drafts that its controller's state says."""
     drafter = method.drafter
 
@@ -187,9 +214,10 @@ def _with_drafts(method: Method) -> Method:
         if not isinstance(state, _limited.State):
             return draft, state
         levels, drafts = state.control.levels[:, None], state.control.drafts[:, None]
-        depth = tree.depths(draft.parents, *draft.tokens.shape)
+        batch, size = draft.tokens.shape
+        place = tree.depths(None if nodes else draft.parents, batch, size)
         tokens = jnp.where(drafts == FOUND, draft.tokens, jnp.maximum(draft.tokens, 0))
-        valid = jnp.where(drafts == FOUND, draft.valid, (drafts == ALWAYS) & (depth < levels))
+        valid = jnp.where(drafts == FOUND, draft.valid, (drafts == ALWAYS) & (place < levels))
         return draft.replace(tokens=tokens, valid=valid), state
 
     return method._replace(drafter=drafter._replace(propose=propose))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 from specjax import registry
-from specjax.control._controller import Ahead, Controller, longest
+from specjax.control._controller import Ahead, Controller, check_tree, longest, sized
 from specjax.errors import UserError
 
 # Modules of this folder that are no controllers.
@@ -25,12 +25,14 @@ HELPERS = ("costs",)
 __all__ = [
     "Ahead",
     "Controller",
+    "check_tree",
     "limiting",
     "load",
     "longest",
     "names",
     "parse",
     "read",
+    "sized",
     "wants_profile",
     "with_profile",
 ]

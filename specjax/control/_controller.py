@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import tree
-from specjax.types import Context, Draft, Lasting, Verdict
+from specjax.control import costs
+from specjax.errors import UserError
+from specjax.types import CHAIN, DETERMINISTIC, Context, Draft, Lasting, Verdict
 
 
 class Ahead(NamedTuple):
@@ -61,12 +63,16 @@ def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
 class Controller(NamedTuple):
     """A controller as pure functions; its state is a pytree of arrays [B,...].
 
-    It has ``ask``, ``limit`` or both:
+    It has at least one of ``ask``, ``limit`` and ``size``:
 
     - ``ask(state, Ahead) -> (bool[B], state)``: whether the row's draft gets the next level. A row
       that stopped is not asked again in this round: its answer and its new state are dropped.
     - ``limit(state) -> i32[B]``: the longest draft of the next round, in levels. It is known before
       the draft begins, so a round of limit 0 in all rows costs what plain decoding costs.
+    - ``size(state, draft, log_prob f[B,N] | None) -> (i32[B,N], i32[B], state)``: of a grown tree
+      that is a function of the committed text, the nodes in the order in which they are verified,
+      parents first, and how many of them. ``log_prob`` is the draft's for each node, given its
+      parent; None: it has none.
     - ``within(state, i32[B]) -> i32[B]``: a limit at most that of ``limit``, for drafts that are a
       function of the committed text and have so many levels. None: the same as ``limit``.
     - ``pause``: where the limit is 0, how long it stays, and the state afterwards. None: only
@@ -82,6 +88,7 @@ class Controller(NamedTuple):
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
     limit: Callable[[Any], jax.Array] | None = None
     within: Callable[[Any, jax.Array], jax.Array] | None = None
+    size: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
     pause: Lasting | None = None
     # (rows of a batch) -> None. Raises UserError if its costs were measured on another device, or
     # without so many rows. None: any.
@@ -89,6 +96,8 @@ class Controller(NamedTuple):
     # The lengths that it chooses from, or knows the costs of. No draft is longer than the largest
     # one. (): any number.
     lengths: tuple[int, ...] = ()
+    # With ``size``: the most nodes that are verified, one of ``costs.sizes`` of this number.
+    most_nodes: int = 0
     # Whether its answers depend on the other rows of the batch. The output law of a row does not.
     shared: bool = False
 
@@ -96,6 +105,10 @@ class Controller(NamedTuple):
     def has_state(self) -> bool:
         """Whether its answers may depend on earlier rounds."""
         return self.update is not _same_state
+
+    def sizes(self, nodes: int) -> tuple[int, ...]:
+        """``Rare.sizes`` of trees with so many nodes; (): it does not choose."""
+        return () if self.size is None else costs.sizes(min(nodes, self.most_nodes))
 
 
 def longest(
@@ -112,6 +125,35 @@ def longest(
     if reach is not None and controller.within is not None:
         most = jnp.minimum(most, controller.within(state, reach))
     return jnp.maximum(most, 0).astype(jnp.int32)
+
+
+def check_tree(controller: Controller | None, name: str, siblings: str) -> None:
+    """Raises UserError for a ``Controller.size`` and drafts whose law it would change."""
+    if controller is not None and controller.size is not None and siblings != DETERMINISTIC:
+        drawn = "a chain, which has no nodes to choose from" if siblings == CHAIN else "drawn nodes"
+        raise UserError(
+            f"control is {controller.name!r}, which leaves out nodes of a tree by their tokens, "
+            f"and {name} drafts {drawn}; give tree='dynamic' or siblings='top_k', or control "
+            "'goodput', which limits levels"
+        )
+
+
+def sized(
+    controller: Controller, state: Any, draft: Draft, log_prob: jax.Array | None
+) -> tuple[Draft, jax.Array, Any]:
+    """The draft with the nodes that ``Controller.size`` takes first and alone valid.
+
+    Also i32[B,N], which node is now at each place, and the controller's state.
+    """
+    assert controller.size is not None and draft.parents is not None
+    order, count, state = controller.size(state, draft, log_prob)
+    tokens, valid, above = (
+        jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid, draft.parents)
+    )
+    place = jnp.argsort(order, 1).astype(jnp.int32)
+    parents = jnp.where(above < 0, -1, jnp.take_along_axis(place, jnp.maximum(above, 0), 1))
+    valid &= jnp.arange(order.shape[1]) < count[:, None]
+    return draft.replace(tokens=tokens, valid=valid, parents=parents), order, state
 
 
 # What a round drafted and accepted, in levels, and what else controllers share.

@@ -21,6 +21,8 @@ SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+# What the "lengths" of a profile are: levels of drafts, or nodes of trees.
+LEVELS, NODES = "levels", "nodes"
 # The acceptance of a token after accepted ones, where it was not measured.
 ACCEPTANCE = 0.7
 
@@ -73,6 +75,7 @@ class Profile(NamedTuple):
     target: str
     drafter: str
     batches: dict[int, Costs]  # batch size -> the costs; all have the same lengths
+    unit: str = LEVELS  # or NODES, of ``Costs.lengths``
 
     def near(self, batch: int) -> Costs:
         """The costs of the batch size that was measured, or of the nearest one.
@@ -115,8 +118,11 @@ def device() -> str:
     return machine()["cpu"] if kind == "cpu" else kind
 
 
-def read(path: str | os.PathLike) -> Profile:
-    """The profile in a file. Raises UserError for a file that is missing or is no profile."""
+def read(path: str | os.PathLike, unit: str = LEVELS) -> Profile:
+    """The profile in a file.
+
+    Raises UserError for a file that is missing, is no profile, or has costs by another unit.
+    """
     try:
         value = files.parsed(buckets.local(path).read_text())
     except FileNotFoundError:
@@ -130,6 +136,7 @@ def read(path: str | os.PathLike) -> Profile:
             )
         batches = {int(size): _costs(costs) for size, costs in value["batches"].items()}
         where, target, drafter = (str(value[key]) for key in ("device", "target", "drafter"))
+        measured = value.get("unit", LEVELS)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path} is no cost profile ({type(error).__name__}: {error}); {MAKE}"
@@ -140,7 +147,12 @@ def read(path: str | os.PathLike) -> Profile:
         raise UserError(
             f"the cost profile {path} has other lengths for other batch sizes; measure it anew"
         )
-    return Profile(where, target, drafter, batches)
+    if measured != unit:
+        raise UserError(
+            f"the cost profile {path} has times by {measured} of a draft, and the controller needs "
+            f"them by {unit}; measure one with this controller"
+        )
+    return Profile(where, target, drafter, batches, unit)
 
 
 def _costs(value: dict[str, Any]) -> Costs:
@@ -179,6 +191,12 @@ def known_of(known: Costs | Profile, batch: int) -> Costs:
 def lengths(known: Costs | Profile) -> tuple[int, ...]:
     """The draft lengths of these costs, which are those of every batch size."""
     return (next(iter(known.batches.values())) if isinstance(known, Profile) else known).lengths
+
+
+def sizes(nodes: int) -> tuple[int, ...]:
+    """Tree sizes to choose from, up to ``nodes``; with the pending token most are powers of two."""
+    powers = [2**power - 1 for power in range(nodes.bit_length())]
+    return (*(size for size in powers if 4 * size < 3 * nodes), nodes)
 
 
 def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:

@@ -55,6 +55,7 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"control is {controller.name!r}, which reads the probabilities of a draft as it "
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
+    control.check_tree(controller, drafter.name, drafter.siblings)
     both, lasting = (drafter, controller), drafter.gaps and not drafter.features
     return drafter._replace(
         init=Bound(_init, both),
@@ -69,6 +70,7 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             rest=growth.rest(controller, Bound(_idle, drafter), lasting),
             check_rows=check_rows([drafter.rare, controller]),
             lengths=_lengths(drafter, controller),
+            sizes=controller.sizes(drafter.nodes),
         ),
     )
 
@@ -109,7 +111,10 @@ def _propose(
     assert most is not None
     depth = tree.depths(draft.parents, *draft.tokens.shape)
     cut = draft.replace(valid=draft.valid & (depth < most[:, None]))
-    return cut, state.replace(own=own)
+    if controller.size is None:
+        return cut, state.replace(own=own)
+    cut, _, chosen = control.sized(controller, state.control, cut, None)
+    return cut, State(own, chosen)
 
 
 def _update(

@@ -33,7 +33,7 @@ from specjax.bench import (
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.control import Controller
-from specjax.control.costs import Profile, device
+from specjax.control.costs import LEVELS, NODES, Profile, device
 from specjax.data import progress
 from specjax.data import prompts as prompts_lib
 from specjax.data.progress import Progress
@@ -300,9 +300,10 @@ def _profile(workdir: Path, label: str) -> Path:
 
 
 def _without_control(choice: MethodChoice) -> str:
-    """What a profile depends on: the same drafter with any controller has the same."""
+    """What a profile depends on: the drafter, and whether the controller chooses tree sizes."""
     keys = {key: str(value) for key, value in choice.drafter.items() if key != "control"}
-    return json.dumps([keys, str(choice._replace(drafter={}))], sort_keys=True)
+    nodes = profile.by_nodes(choice.drafter.get("control"))
+    return json.dumps([keys, nodes, str(choice._replace(drafter={}))], sort_keys=True)
 
 
 def _measured(
@@ -327,13 +328,14 @@ def _measured(
     jobs, others = _jobs(cells)
     # Without other prompts the temperatures would be fitted to the measured ones.
     fitted = others and "calibrated" in own
-    costs = profile.measure(
-        jobs, make, lambda message: report(f"{label}: {message}"), confidences=fitted
-    )
+    nodes = profile.by_nodes(choice.drafter["control"])
+    say = lambda message: report(f"{label}: {message}")  # noqa: E731
+    costs = profile.measure(jobs, make, say, confidences=fitted, nodes=nodes)
     if not others:
         costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
     model = Path(target.directory).name
-    measured = Profile(device(), model, str(choice.drafter["name"]), costs).to_json()
+    unit = NODES if nodes else LEVELS
+    measured = Profile(device(), model, str(choice.drafter["name"]), costs, unit).to_json()
     measured = sharding.of_first(measured)
     done.put(name, measured)
     return measured

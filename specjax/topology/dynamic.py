@@ -24,11 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling
+from specjax import sampling, tree
 from specjax.checks import whole
 from specjax.errors import UserError
 
 REFERENCE = ("li2024eagle2", "cheng2024recurrent", "ringel2026accelerating", "hu2026jetspec")
+
+# Of ``by_chance``: the smallest log-probability of a node, and how fine they are.
+LEAST, STEPS = -20.0, 1 << 16
 
 
 def best_first_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, int], ...]:
@@ -146,6 +149,30 @@ def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array,
     # The parent is chosen too: its index is the number of chosen nodes before it.
     place = (chosen[..., None, :] < parent[..., None]).sum(-1)
     return chosen, jnp.where(parent < 0, -1, place).astype(jnp.int32)
+
+
+def by_chance(
+    log_chance: jax.Array, parents: jax.Array | None, valid: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The nodes of a tree, ordered by the chance that their whole path is accepted.
+
+    ``log_chance`` f[B,N] <= 0 is that of each node, given its parent. Ties go to the lower index,
+    so a parent comes before its children: the first n nodes are a tree, for every n, and no other
+    tree of n nodes has a larger sum of chances. Nodes that do not exist come last.
+
+    Returns:
+        order: i32[B,N] the node at each place.
+        chance: f32[B,N] of the whole path, in this order; 0 for nodes that do not exist.
+    """
+    batch, size = valid.shape
+    inside = tree.chain_layout(batch, size).visible if parents is None else tree.ancestors(parents)
+    # Whole numbers: rounded sums could put a child before its parent.
+    parts = jnp.round(jnp.clip(log_chance, LEAST, 0) * STEPS).astype(jnp.int32)
+    total = jnp.where(inside, parts[:, None], 0).sum(-1)
+    exist = tree.exists(valid, parents)
+    order = jnp.argsort(jnp.where(exist, -total, jnp.iinfo(jnp.int32).max), axis=1, stable=True)
+    chance = jnp.where(exist, jnp.exp(total / STEPS), 0).astype(jnp.float32)
+    return order.astype(jnp.int32), jnp.take_along_axis(chance, order, 1)
 
 
 def paths(

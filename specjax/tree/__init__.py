@@ -323,12 +323,11 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
     """The numbers of tokens that a round may verify, ascending; the last one covers every draft.
 
     One width, nodes + 1, if every draft is whole and no nodes are merged. For chains whose usual
-    lengths are known (``Rare.lengths``), 1 and one more than each of them. Otherwise 1 (nothing
-    was proposed), nodes + 1 and two sizes between them. With several rows the longest draft
-    decides. With merged
-    nodes the sizes between are the number of nodes if all models agree, and the middle between that
-    and all nodes. Of the widths in ``chosen`` those below nodes + 1 are used, so that one choice
-    serves several drafters.
+    lengths are known (``Rare.lengths``), and trees whose usual sizes are (``Rare.sizes``), 1 and
+    one more than each of them. Otherwise 1 (nothing was proposed), nodes + 1 and two sizes between
+    them. With several rows the longest draft decides. With merged nodes the sizes between are the
+    number of nodes if all models agree, and the middle between that and all nodes. Of the widths in
+    ``chosen`` those below nodes + 1 are used, so that one choice serves several drafters.
 
     Raises:
         UserError: widths that are not whole numbers of at least 1.
@@ -344,6 +343,8 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
     if drafter.rare.lengths and drafter.siblings == CHAIN and drafter.longest == drafter.nodes:
         return tuple(sorted({1, *(min(1 + length, most) for length in drafter.rare.lengths)}))
+    if drafter.rare.sizes:
+        return tuple(sorted({1, *(min(1 + size, most) for size in drafter.rare.sizes)}))
     between = lengths_between(drafter.nodes)
     if drafter.rare.merges > 1:
         agreed = drafter.nodes / drafter.rare.merges

@@ -535,6 +535,8 @@ class Rare(NamedTuple):
     # The lengths that the longest draft of a round usually has, the largest among them; read where
     # every node of a draft is a level (``tree.widths``). (): not known.
     lengths: tuple[int, ...] = ()
+    # The numbers of nodes that the largest tree of a round usually has, the largest among them.
+    sizes: tuple[int, ...] = ()
 
 
 # Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.

@@ -10,6 +10,7 @@ from marks import by_default
 from specjax import accept, drafters, sharding, step, testing
 from specjax.bench import metrics, passes, profile, timing
 from specjax.bench.passes import Job, Method
+from specjax.control.costs import RoundCosts
 from specjax.types import ModelParams
 
 MODEL, TABLE = testing.tabular(6), testing.random_table(0, 6, 3.0)
@@ -229,3 +230,37 @@ def test_on_a_mesh():
     found = profile.measure([own._replace(params=make("fixed:0").params.target)], make, print)
     assert found[2].lengths == (0, 1, 2, 3) and found[2].greedy.times[0] == 1
     assert min(found[2].greedy.acceptance) > 0.9
+
+
+@pytest.mark.parametrize("name", by_default(("draft_model", "trie"), ("draft_model",)))
+def test_rounds_with_so_many_nodes(name, monkeypatch):
+    """What a profile by nodes runs verifies as many nodes as it says, and the sizes are those."""
+    keys = {"nodes": 6, "depth": 2}
+    make = maker(name, **keys, **({"tree": "dynamic", "top_k": 3} if name != "trie" else {}))
+    one = job()
+
+    def with_rule(control):
+        return make(control)._replace(accept=accept.load("deterministic"))
+
+    method = profile._with_drafts(with_rule(profile._forced(6, True)), True)
+    state = passes.begin(one, method.drafter, method.params, *next(passes.batches(one)))
+    if name == "trie":
+        state = state.replace(draft=profile.with_drafts(state.draft, profile.ALWAYS))
+    for nodes in (0, 1, 3, 6):
+        own = jax.tree.map(lambda x: x.copy(), state)
+        own = own.replace(draft=profile.with_length(own.draft, nodes))
+        _, records = profile._generate(one, method, own, 4)
+        assert set(np.asarray(records.verified).max(1).tolist()) <= {0, 1 + nodes}
+    lengths = []
+
+    def measured(job, method, lengths_of_cells):
+        lengths.append(lengths_of_cells)
+        times = tuple(1.0 + n for n in lengths_of_cells)
+        return RoundCosts(times, (0.5,) * 2)
+
+    monkeypatch.setattr(profile, "_measured", measured)
+    found = profile.measure([one], with_rule, lambda message: None, nodes=True)
+    assert lengths == [(0, 1, 3, 6)] and found[2].lengths == (0, 1, 3, 6)
+    assert len(found[2].greedy.acceptance) == 6
+    assert profile.by_nodes("budget") and not profile.by_nodes("goodput")
+    assert not profile.by_nodes("budget:draft=0.1") and not profile.by_nodes(None)

@@ -46,6 +46,12 @@ class _Setup(NamedTuple):
     plan: Plan
 
     @property
+    def is_static(self) -> bool:
+        """Whether each node has the same number in all rounds."""
+        sizes = self.plan.controller is not None and self.plan.controller.size is not None
+        return isinstance(self.plan.growth, Fixed) and not sizes
+
+    @property
     def is_chain(self) -> bool:
         return self.plan.growth.siblings == CHAIN
 
@@ -66,6 +72,7 @@ def build(
     The other arguments are those of ``Drafter``. L1 with a rule that takes its siblings.
     """
     setup, (growth, controller) = _Setup(stepper, plan), plan
+    control.check_tree(controller, name, growth.siblings)
     # Paths of a beam search with a common prefix leave nodes unused.
     full = controller is None and not (isinstance(growth, Pooled) and growth.beams)
     return Drafter(
@@ -91,6 +98,7 @@ def build(
             rest=rest(controller, Bound(_idle, setup), stepper.lazy and not features),
             check_rows=controller and controller.check_rows,
             lengths=() if controller is None else controller.lengths,
+            sizes=() if controller is None else controller.sizes(growth.nodes),
         ),
     )
 
@@ -147,6 +155,7 @@ def _init(
         fed = sum(bool(children) for children in growth.shape.children[1:])
     else:
         fed = sum(width for width, _ in growth.levels)
+    if not setup.is_static:
         places = jnp.full((batch, growth.nodes), -1, jnp.int32)
     return state.replace(block=_empty(setup, params, context, kept, fed), places=places)
 
@@ -188,7 +197,7 @@ def _propose(
             room = _empty(setup, params, context, state.kept, growth.nodes - 1)
         draft, block, rows = grow_chain(job, rows, growth.nodes, growth.how, room)
     else:
-        draft, block, rows = levels.grow(job, rows, growth.shape, growth.how)
+        draft, places, block, rows = levels.grow(job, rows, growth.shape, growth.how)
         if setup.is_chain:
             draft = draft.replace(parents=None, depth=None)
     if begun.ready is not None and draft.finite is not None:
@@ -223,7 +232,7 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
     path = verdict.path
     if not path.shape[1]:  # the round verified no node
         return Drafted(state.block, jnp.zeros_like(verdict.count), path)
-    if isinstance(growth, Fixed):
+    if setup.is_static and isinstance(growth, Fixed):
         own, paths = levels.fed_places(growth.shape), levels.node_paths(growth.shape)
         if growth.siblings in (IID, COUPLED):
             # Equal siblings: the path may pass from a leaf, never fed, to the children of a sibling
@@ -425,7 +434,12 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
         chosen, parents = dynamic.rerank(pool.score, pool.parents, plan.nodes)
     best: _Pool = at(pool, chosen)
     draft = Draft(best.tokens, best.valid, parents, finite=rows.finite, depth=plan.depth)
-    return draft, best.places, block, rows
+    if not job.sizes:
+        return draft, best.places, block, rows
+    above = jnp.where(parents < 0, 0, jnp.take_along_axis(best.total, jnp.maximum(parents, 0), 1))
+    own = jnp.where(best.valid, best.total - above, -jnp.inf)
+    draft, order, rows = growing.sized(job, rows, draft, own)
+    return draft, jnp.take_along_axis(best.places, order, 1), block, rows
 
 
 def _first(job: Job) -> _Front:

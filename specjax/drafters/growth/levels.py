@@ -17,9 +17,11 @@ from specjax.topology.shapes import Topology
 from specjax.types import Array, Draft
 
 
-def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, Any, Rows]:
-    """A draft of this shape, the block, and the rows. A chain gets parents too."""
-    block, parts, children = job.begun.memory, [], shape.children
+def grow(
+    job: Job, rows: Rows, shape: Topology, siblings: str
+) -> tuple[Draft, Array | None, Any, Rows]:
+    """A draft of this shape, ``State.places``, the block, the rows. A chain gets parents too."""
+    block, parts, children, chances = job.begun.memory, [], shape.children, []
     memory = block
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
@@ -48,6 +50,8 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
         part = draw(job.keys, job.context, logits, which, below, siblings, going)
         part = part.replace(valid=part.valid & rows.going[:, None])
         parts.append(part)
+        if job.sizes:
+            chances.append(growing.children_log_prob(logits, which[below.above], part.tokens))
         parents = [node for node in level if children[node + 1]]
         inner = np.array([level.index(node) for node in parents], int)
         tokens = part.tokens[:, inner]
@@ -59,7 +63,11 @@ def grow(job: Job, rows: Rows, shape: Topology, siblings: str) -> tuple[Draft, A
     back = np.argsort(np.array([node for level in shape.levels for node in level]))
     draft = jax.tree.map(lambda *each: jnp.concatenate(each, 1)[:, back], *parts)
     parents = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), (job.batch, shape.nodes))
-    return draft.replace(parents=parents, finite=rows.finite, depth=shape.depth), block, rows
+    draft = draft.replace(parents=parents, finite=rows.finite, depth=shape.depth)
+    if not job.sizes:
+        return draft, None, block, rows
+    draft, order, rows = growing.sized(job, rows, draft, jnp.concatenate(chances, 1)[:, back])
+    return draft, jnp.asarray(fed_places(shape))[order], block, rows
 
 
 def _mapped(

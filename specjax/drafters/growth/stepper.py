@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from specjax import control as control_lib
 from specjax import logit_maps, tree
 from specjax.bound import Bound
 from specjax.control import Ahead, Controller
 from specjax.rng import RowKeys
 from specjax.sampling import dtype_of
 from specjax.tree import Layout
-from specjax.types import LM, Array, Context, ModelParams, Verdict, no_state, same_state
+from specjax.types import LM, Array, Context, Draft, ModelParams, Verdict, no_state, same_state
 
 
 class Begun(NamedTuple):
@@ -103,7 +104,7 @@ class State(struct.PyTreeNode):
     control: Any = ()  # the controller's
     # Arrays [B,P,...], with ``Stepper.keeps_block``: the memory of the last draft.
     block: Any = None
-    # i32[B,N] place of each node of a dynamic tree in the block, -1: not fed.
+    # i32[B,N] place of each node in the block, -1: not fed. None: the same in all rounds.
     places: Array | None = None
 
 
@@ -187,6 +188,11 @@ class Job(NamedTuple):
         return self.context.length.shape[0]
 
     @property
+    def sizes(self) -> bool:
+        """Whether the controller chooses among the nodes of the grown tree."""
+        return self.controller is not None and self.controller.size is not None
+
+    @property
     def roots(self) -> int:
         """1 if the pending token has a place in the block, else 0."""
         return 0 if self.begun.memory is None else 1
@@ -237,6 +243,13 @@ def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     )
 
 
+def sized(job: Job, rows: Rows, draft: Draft, log_prob: Array) -> tuple[Draft, Array, Rows]:
+    """The nodes of a tree that the controller takes; see ``control.sized``."""
+    assert job.controller is not None
+    draft, order, state = control_lib.sized(job.controller, rows.control, draft, log_prob)
+    return draft, order, rows.replace(control=state)
+
+
 def drawing(job: Job, rows: Rows) -> Array | None:
     """Rows bool[B] that draw tokens; None = all. Without a controller all rows do."""
     return None if job.controller is None else rows.going
@@ -262,6 +275,13 @@ def any_node(job: Job, depth: int) -> Nodes:
 def log_probs(logits: Array) -> Array:
     """The draft's own log-probabilities f[...,V], in float32 at least."""
     return jax.nn.log_softmax(logits.astype(dtype_of(logits)), -1)
+
+
+def children_log_prob(logits: Array, above: np.ndarray, tokens: Array) -> Array:
+    """f[B,n]: the log-probability of tokens i32[B,n]; ``above`` [n] is the place of each in
+    ``logits`` f[B,k,V]."""
+    rows = jnp.arange(len(tokens))[:, None]
+    return log_probs(logits)[rows, above, tokens]
 
 
 def token_log_prob(logits: Array, tokens: Array) -> Array:

@@ -161,6 +161,11 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     )
     plan = growth.read(method, keys)
     one = setup.calls == 1
+    if one and plan.controller is not None and plan.controller.size is not None:
+        raise UserError(
+            f"control is {plan.controller.name!r}, and pass feeds as many nodes in every round "
+            "with one call; give calls=2, or another controller"
+        )
     stepper = Stepper(
         init=Bound(_init, setup) if one else no_state,
         begin=Bound(_begin_behind if one else _begin_with_pass, setup),

@@ -1,0 +1,263 @@
+"""The number of tree nodes that are verified: expected tokens by the time of the round. Per batch.
+
+CaDDTree (2606.01813). The number of accepted tokens never falls with the size of a tree, so the
+tree alone cannot choose its size: the cost of the pass has to. The nodes of a grown tree are
+ordered by the chance that their whole path is accepted, so the first n of them are the best tree
+of n nodes, and the round is expected to emit 1 + the sum of their chances. All rows of a batch are
+verified in one pass, so all get the same n, each its own n best nodes, and the mean over live rows
+counts. n is one of the sizes whose widths are compiled, 1, 3, 7, ...: all of them are compared, so
+the costs need not be convex, as they must be for the greedy stop of the paper.
+
+The paper maximises tokens per second of each round. A text has many rounds, and the most tokens
+per second of the text need the n with the most tokens less ``pace`` times the time, where ``pace``
+is the rate of the rounds so far (plain decoding's at least): good rounds get more nodes and bad
+ones fewer. Until rounds are known both are the same.
+
+The chance of a node, given its parent, is the draft's probability at first. It is replaced by what
+was observed: nodes are counted in classes by their probability, verified ones with an accepted
+parent, and how many of them were accepted. A temperature or a greedy target changes acceptance,
+not the draft's probability, so this matters. A lookup has no probabilities; its classes are depth
+and rank among siblings.
+
+Where drafts do not pay, the next rounds have none. A sum of what drafts were expected to lose, the
+time of their rounds less their tokens, never falls below 0 (a cumulative sum test, Page 1954). At
+``patience`` the drafts stop. One is then tried as soon as ``explore`` times the rounds without one
+have paid for the mean loss of the last ones, and drafts go on when the sum falls.
+
+Which nodes are left out depends on their tokens. This leaves the output law unchanged only if the
+tree is a function of the committed text: with the most probable tokens as siblings, dynamic, beam,
+best-first, or of a lookup. Drawn trees are refused (``without_replacement`` with three tokens:
+the law differs by more than .01, see the tests).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from specjax import declare, tree
+from specjax.bound import Bound
+from specjax.checks import number, whole
+from specjax.control import costs as costs_lib
+from specjax.control._controller import FOREVER, Controller
+from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.declare import key, share
+from specjax.topology import dynamic
+from specjax.types import Context, Draft, Verdict
+
+REFERENCE = "he2026cost"
+
+# The classes of nodes: by log-odds of the probability, or by depth and rank.
+CLASSES, RANKS = 12, 3
+# What a lookup's node of rank r is first assumed to have: ACCEPTANCE * FALL**r.
+FALL = 0.3
+
+
+class State(struct.PyTreeNode):
+    """What is kept from round to round."""
+
+    greedy: jax.Array  # bool[B] the rows without sampling
+    live: jax.Array  # bool[B] the rows that are not finished
+    classes: jax.Array  # i32[B,N] of the nodes of the last tree, best first
+    # f32[B,CLASSES] nodes that were accepted, and tested; later ones count more
+    passed: jax.Array
+    tested: jax.Array
+    # f32[B] expected tokens of a row in rounds with drafts, and their time; equal in all rows
+    gained: jax.Array
+    spent: jax.Array
+    lost: jax.Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
+    idle: jax.Array  # i32[B] rounds since the last draft
+    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+
+
+class Keys(declare.Keys):
+    """The keys of ``budget``."""
+
+    OWNER = "budget's "
+
+    profile: str = key(
+        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
+    )
+    most: int = key(64, "the most nodes that are verified")
+    draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
+    verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
+    weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class")
+    memory: float = share(0.95, "how much a round counts against the next one")
+    patience: float = key(
+        4.0, "what drafts may lose before they stop, in rounds without a draft", least=0
+    )
+    explore: float = share(
+        0.01, "the share of the time that is spent on trials while nothing is drafted"
+    )
+
+    def check(self) -> None:
+        number("budget's weight", self.weight, "above 0", lambda x: x > 0)
+
+
+class Setup(NamedTuple):
+    """The static settings."""
+
+    known: Costs | Profile
+    keys: Keys
+
+    @property
+    def most(self) -> int:
+        """The most nodes, as far as costs are known."""
+        return costs_lib.lengths(self.known)[-1]
+
+
+@declare.method(Keys)
+def make(keys: Keys) -> Controller:
+    """The number of nodes with the most expected tokens per second.
+
+    Raises:
+        UserError: a number out of range, a profile that cannot be read, lacks the batch size, or
+            has costs of draft lengths in the place of tree sizes.
+    """
+    linear = _linear(keys)
+    known = costs_lib.read(keys.profile, unit=costs_lib.NODES) if keys.profile else linear
+    setup = Setup(known, keys)
+    return Controller(
+        "budget",
+        init=Bound(_init, setup),
+        update=Bound(_update, setup),
+        limit=Bound(_limit, setup),
+        size=Bound(_size, setup),
+        check_rows=costs_lib.check_rows(known),
+        most_nodes=setup.most,
+        shared=True,
+    )
+
+
+def _linear(keys: Keys) -> Costs:
+    """Costs of 1 + n ``verify``, without those of drafting. Raises UserError."""
+    sizes = costs_lib.sizes(whole("budget's most", keys.most, 1))
+    for name in ("draft", "verify"):
+        number(f"the cost {name}", getattr(keys, name), "of at least 0", lambda x: x >= 0)
+    times = tuple(1 + size * keys.verify for size in sizes)
+    return Costs(sizes, *[RoundCosts(times, (costs_lib.ACCEPTANCE,) * sizes[-1])] * 2)
+
+
+def _init(setup: Setup, context: Context) -> State:
+    batch = len(context.length)
+    counts, zeros = jnp.zeros((batch, CLASSES), jnp.float32), jnp.zeros((batch,), jnp.float32)
+    none = jnp.zeros((batch,), jnp.int32)
+    live = jnp.ones((batch,), bool) if context.done is None else ~context.done
+    classes = jnp.zeros((batch, setup.most), jnp.int32)
+    greedy = jnp.asarray(context.sampling.greedy, bool)
+    return State(greedy, live, classes, counts, counts, zeros, zeros, zeros, none, none)
+
+
+def _limit(setup: Setup, state: State) -> jax.Array:
+    rests = (state.lost.max() >= setup.keys.patience) & (state.idle.max() < state.due.max())
+    return jnp.full(state.due.shape, jnp.where(rests, 0, FOREVER), jnp.int32)
+
+
+def _mean(state: State, values: jax.Array) -> jax.Array:
+    """The mean of [B,...] over live rows."""
+    live = state.live.reshape(-1, *[1] * (values.ndim - 1))
+    return (values * live).sum(0) / jnp.maximum(state.live.sum(), 1)
+
+
+def _size(
+    setup: Setup, state: State, draft: Draft, log_prob: jax.Array | None
+) -> tuple[jax.Array, jax.Array, State]:
+    """The nodes in order i32[B,N], how many of them i32[B] are verified, and the state."""
+    keys, (batch, nodes) = setup.keys, draft.tokens.shape
+    classes, prior = _by_rank(draft) if log_prob is None else _by_probability(log_prob)
+    chance = _observed(state, keys.weight, classes, prior)
+    order, reached = dynamic.by_chance(jnp.log(chance), draft.parents, draft.valid)
+    sizes = costs_lib.sizes(min(nodes, setup.most))[1:]
+    times, empty = _times(setup, state, sizes, draft.longest, log_prob is None)
+    tokens = 1 + _mean(state, jnp.cumsum(reached, 1))[np.array(sizes) - 1]
+    first = jnp.argmax(tokens / times)
+    gained, spent = _mean(state, state.gained), _mean(state, state.spent)
+    pace = (gained + keys.weight * tokens[first]) / (spent + keys.weight * times[first])
+    best = jnp.argmax(tokens - jnp.maximum(pace, 1) * times)
+    found = _mean(state, reached[:, 0]) > 0
+    time = jnp.where(found, times[best], empty)
+    gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
+    lost = jnp.clip(_mean(state, state.lost) + time - tokens[best], 0, keys.patience)
+    due = jnp.int32(FOREVER)
+    if keys.explore:
+        loss = (1 - gained / spent) * time
+        due = jnp.clip(jnp.ceil(loss / keys.explore), 1, FOREVER).astype(jnp.int32)
+    kept = jnp.take_along_axis(classes, order, 1)[:, : setup.most]
+    state = state.replace(
+        classes=state.classes.at[:, : kept.shape[1]].set(kept),
+        gained=jnp.full((batch,), gained, jnp.float32),
+        spent=jnp.full((batch,), spent, jnp.float32),
+        lost=jnp.full((batch,), lost, jnp.float32),
+        idle=jnp.zeros_like(state.idle),
+        due=jnp.full((batch,), due, jnp.int32),
+    )
+    return order, jnp.full((batch,), jnp.array(sizes, jnp.int32)[best]), state
+
+
+def _times(
+    setup: Setup, state: State, sizes: tuple[int, ...], levels: int, lookup: bool
+) -> tuple[jax.Array, jax.Array]:
+    """f32[n] the times of rounds with so many nodes, and f32[] of one in which no row has any."""
+    costs = costs_lib.known_of(setup.known, len(state.live))
+
+    def both(value: np.ndarray | float, other: np.ndarray | float) -> jax.Array:
+        greedy = _mean(state, state.greedy.astype(jnp.float32))
+        return greedy * jnp.asarray(value, jnp.float32) + (1 - greedy) * jnp.asarray(other)
+
+    drafting = 0.0 if setup.keys.profile else levels * setup.keys.draft
+    at = [np.interp(sizes, costs.lengths, kind.times) + drafting for kind in costs[1:]]
+    none = [kind.empty + drafting if lookup else at[i][0] for i, kind in enumerate(costs[1:])]
+    return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)
+
+
+def _by_probability(log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The class i32[B,N] and the probability f32[B,N] of nodes, given their parents."""
+    # No node is certain, and none impossible: both have logarithms.
+    prob = jnp.clip(jnp.exp(log_prob.astype(jnp.float32)), 1e-6, 1 - 1e-6)
+    place = jnp.floor(jnp.log(prob / (1 - prob))) + CLASSES // 2
+    return jnp.clip(place, 0, CLASSES - 1).astype(jnp.int32), prob
+
+
+def _by_rank(draft: Draft) -> tuple[jax.Array, jax.Array]:
+    """The same of a draft without probabilities."""
+    assert draft.parents is not None
+    exist = tree.exists(draft.valid, draft.parents)
+    same = (draft.parents[:, :, None] == draft.parents[:, None]) & exist[:, None]
+    rank = jnp.tril(same, -1).sum(-1)
+    depth = tree.depths(draft.parents, *draft.tokens.shape)
+    most = CLASSES // RANKS - 1
+    classes = jnp.minimum(depth, most) * RANKS + jnp.minimum(rank, RANKS - 1)
+    return classes.astype(jnp.int32), costs_lib.ACCEPTANCE * FALL ** rank.astype(jnp.float32)
+
+
+def _observed(state: State, weight: float, classes: jax.Array, prior: jax.Array) -> jax.Array:
+    """f32[B,N]: the acceptance of the row's class, towards the batch's, towards ``prior``."""
+    live = state.live[:, None]
+    passed, tested = ((x * live).sum(0)[classes] for x in (state.passed, state.tested))
+    batch = (passed + weight * prior) / (tested + weight)
+    passed, tested = (jnp.take_along_axis(x, classes, 1) for x in (state.passed, state.tested))
+    return (passed + weight * batch) / (tested + weight)
+
+
+def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
+    live, nodes = verdict.count > 0, min(draft.tokens.shape[1], setup.most)
+    state = state.replace(live=live, idle=state.idle + 1)
+    if not nodes or draft.parents is None:
+        return state
+    exist = tree.exists(draft.valid, draft.parents)[:, :nodes] & live[:, None]
+    parents = draft.parents[:, :nodes]
+    accepted = (verdict.path[:, :, None] == jnp.arange(nodes)).any(1)
+    above = jnp.take_along_axis(accepted, jnp.maximum(parents, 0), 1) | (parents < 0)
+    own = jax.nn.one_hot(state.classes[:, :nodes], CLASSES, dtype=jnp.float32)
+    tested, passed = (
+        (own * which[..., None]).sum(1) for which in (exist & above, exist & above & accepted)
+    )
+    keep = jnp.where(tested > 0, setup.keys.memory, 1)
+    return state.replace(
+        passed=(keep * state.passed + passed).astype(jnp.float32),
+        tested=(keep * state.tested + tested).astype(jnp.float32),
+    )
