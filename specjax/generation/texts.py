@@ -120,8 +120,7 @@ def generate_text(
             model: what it keeps has a fixed shape. Text passes from one prompt to others.
         settings: further ones of ``sampling.make_sampling``: top_k, top_p, min_p, penalties, bans
             (one value for all rows). ``end_ids`` are the model's unless they are given.
-            ``grammar``: what each text must match, a regular expression, a JSON schema (an object,
-            or the path of a .json file), or an automaton.
+            ``grammar``: what texts match; see ``logit_maps.grammar.of_setting``.
 
     Raises:
         UserError: wrong arguments, a text longer than the model's positions, several greedy

@@ -25,7 +25,6 @@ import numpy as np
 from flax import struct
 
 from specjax.errors import UserError
-from specjax.models.token_bytes import TokenBytes
 
 # In this state of every automaton all tokens are allowed, and it is not left.
 FREE = 0
@@ -176,12 +175,12 @@ def _trimmed(following: np.ndarray, start: int) -> tuple[np.ndarray, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def of_regex(pattern: str, tokens: TokenBytes, vocab_size: int, ends: tuple[int, ...]) -> Automaton:
+def of_regex(pattern: str, tokens: Any, vocab_size: int, ends: tuple[int, ...]) -> Automaton:
     """The automaton of a regular expression, which the bytes of the whole output match.
 
     Args:
         pattern: in the syntax of Rust's package regex, without look-around and back references.
-        tokens: the bytes of each token (``LM.token_bytes``). Special tokens are not allowed.
+        tokens: ``LM.token_bytes``, the bytes of each token. Special tokens are not allowed.
         vocab_size: V of the target.
         ends: ids that end a text.
 
@@ -230,7 +229,7 @@ def of_regex(pattern: str, tokens: TokenBytes, vocab_size: int, ends: tuple[int,
 
 
 def of_schema(
-    schema: Mapping[str, Any] | str, tokens: TokenBytes, vocab_size: int, ends: tuple[int, ...]
+    schema: Mapping[str, Any] | str, tokens: Any, vocab_size: int, ends: tuple[int, ...]
 ) -> Automaton:
     """The automaton of a JSON schema, an object or its text; see ``of_regex``.
 
@@ -246,9 +245,7 @@ def of_schema(
     return of_regex(pattern, tokens, vocab_size, ends)
 
 
-def of_setting(
-    value: Any, tokens: TokenBytes | None, vocab_size: int, ends: Sequence[int]
-) -> Automaton | None:
+def of_setting(value: Any, tokens: Any, vocab_size: int, ends: Sequence[int]) -> Automaton | None:
     """The automaton that a user specified for all rows; None for None and "".
 
     ``value`` is an automaton, a JSON schema (an object), a path that ends in ".json" with one, or
