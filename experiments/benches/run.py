@@ -41,12 +41,16 @@ def bench(folder: Path, busy: bool) -> dict[str, Any]:
     """The record of a finished bench. Raises UserError."""
     try:
         results = json.loads((folder / "results.json").read_text())
+        timed = (
+            [row | dict.fromkeys(BENCH_TIMES & row.keys()) for row in results["rows"]]
+            if busy
+            else possible(results["rows"], BENCH_TIMES)
+        )
         rows = [
-            {**{key: row[key] for key in KEPT}, "lossless": row["lossless"]["passed"]}
-            for row in possible(results["rows"], BENCH_TIMES)
+            {**{key: row[key] for key in KEPT}, "lossless": (row["lossless"] or {}).get("passed")}
+            for row in timed
+            if row["category"] is None
         ]
-        if busy:
-            rows = [row | dict.fromkeys(BENCH_TIMES & row.keys()) for row in rows]
         # A relative path is part of the command; an absolute one is of the machine.
         words = shlex.split(results["command"])
         command = " ".join(without_folder(w) if "=/" in w else w for w in words)
