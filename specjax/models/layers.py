@@ -110,8 +110,14 @@ class Int8:
         """``x`` [...,E] times the kernel: [...,F], summed in float32 at least and rounded once."""
         wide = jnp.promote_types(x.dtype, jnp.float32)
         axes = (((x.ndim - 1,), (0,)), ((), ()))
-        out = jax.lax.dot_general(x, self.values.astype(x.dtype), axes, preferred_element_type=wide)
+        values = jax.lax.platform_dependent(x, self.values, cpu=_after, default=lambda _, own: own)
+        out = jax.lax.dot_general(x, values.astype(x.dtype), axes, preferred_element_type=wide)
         return (out * self.scale).astype(x.dtype)
+
+
+def _after(x: jax.Array, values: jax.Array) -> jax.Array:
+    """``values``, which depend on x: XLA:CPU would convert all kernels before the first product."""
+    return values + jnp.minimum(jnp.isnan(x.reshape(-1)[:1]).astype(jnp.int8), 0)
 
 
 def in_int8(path: Sequence[Any]) -> bool:

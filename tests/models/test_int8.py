@@ -10,10 +10,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 from quantised_cases import as_floats, both, in_int8
 
-from specjax import testing
+from specjax import accept, decode, drafters, rng, testing
 from specjax.bench import provenance, summaries
 from specjax.errors import UserError
 from specjax.models import hf, layers, lm, memory
+from specjax.types import ModelParams
 
 CONFIG = hf_cases.CONFIGS["llama-untied"]
 
@@ -150,6 +151,22 @@ def test_a_model_in_int8_passes_the_checks():
     model, params = testing.tiny("llama")
     report = testing.check_lm(model, in_int8(params), progress=False)
     assert report.passed, report
+
+
+def test_a_loop_converts_one_kernel_at_a_time():
+    """A program whose kernels were all converted before the first product would hold them all."""
+    config = testing.tiny_config("llama", 61, layers=3, width=128)
+    model, params = lm.from_config(config), in_int8(lm.init_params(config, jax.random.key(0)))
+    drafter, rule = drafters.make("prompt_lookup", model, gamma=2), accept.load("chain")
+    both = ModelParams(params)
+    packed = decode.pack_prompts([[1, 2, 3]])
+    state = decode.prefill(model, drafter, both, *packed, rng.row_keys(0, [0]), max_len=16)
+    loop = jax.jit(
+        lambda both, state: decode.generate(model, drafter, rule, both, state, max_steps=8)
+    )
+    used = loop.lower(both, state).compile().memory_analysis().temp_size_in_bytes
+    kernels = [x for x in jax.tree.leaves(params) if x.dtype == jnp.int8]
+    assert used < 3 * 4 * max(x.size for x in kernels) < 0.4 * 4 * sum(x.size for x in kernels)
 
 
 @pytest.mark.fast

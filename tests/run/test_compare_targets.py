@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from commandline import BENCH
 
+from experiments.targets import run as study
+from experiments.targets import tables
 from specjax import drafters
 from specjax.drafters.files import head_files
 from specjax.models import hf
@@ -74,9 +76,20 @@ def test_rows_are_those_of_a_bench_with_each_target(cli, common, draft, tmp_path
     assert none["argmax_agreement"] == 1 and none["methods"]["eagle"]["tau_ratio"] == 1
     assert "target, temperature 0, batch 1: total variation 0.0000" in out
     assert f"tau of eagle x {ratio:.3f}" in out and "3 of 3 texts equal" in out
+    check_table(workdir, tmp_path / "study.json", ratio)
     # The same command has nothing left to do.
     status, out, err, _ = cli(COMPARE + f"{draft},{common[0].partition('=')[2]}", *common)
     assert status == 0 and "this bench is finished" in out
+
+
+def check_table(workdir, out, ratio):
+    """The study keeps counts and no times, and its table has a line for each target."""
+    assert study.main([str(workdir), f"--out={out}"]) == 0
+    kept = json.loads(out.read_text())
+    assert "seconds" not in out.read_text() and "speedup" not in out.read_text()
+    lines = tables.tables(kept).rpartition("\n\n")[2].split("\n")[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| target, float32", "| draft", "| target"]
+    assert f"x {ratio:.3f}" in lines[1] and "3 of 3" in lines[2]
 
 
 def test_int8_is_a_target_of_its_own(cli, common):
