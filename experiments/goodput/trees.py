@@ -24,7 +24,10 @@ the first row is finished, so finished rows are replaced.
 
 Of fixed sizes all are played; "best" of them is chosen afterwards. ``goodput`` and ``budget`` read
 a profile with the times of the setting. Lookups draft for nothing. Writes ``trees.json`` beside
-this file.
+this file; ``trees_smollm2.json`` has lookups alone:
+
+    PYTHONPATH=. python experiments/goodput/trees.py --target=DIR/SmolLM2-135M-Instruct --draft= \\
+        --rows=8 --new=96 --batches 1 16 --out=experiments/goodput/trees_smollm2.json
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from experiments.common import Stopwatch, options, record
+from experiments.common import Stopwatch, options, record, without_folder
 from experiments.goodput.run import LLAMA_1B, LLAMA_8B
 from specjax import control, decode, drafters, rng, sampling
 from specjax.control import Controller, costs
@@ -566,7 +569,8 @@ def controlled(setting: Setting, folder: Path) -> dict[str, tuple]:
 
 def main(argv: Sequence[str]) -> None:
     """Entry point."""
-    parser = options(str(HERE / "trees.json"), __doc__)
+    parser = options(__file__, __doc__)
+    parser.set_defaults(out=HERE / "trees.json")
     add = parser.add_argument
     add("--target", default=str(ASSETS / "target"), help="its directory")
     add("--draft", default=str(ASSETS / "draft"), help="of a draft model; '': lookups alone")
@@ -589,7 +593,7 @@ def main(argv: Sequence[str]) -> None:
             rows += rows_of(models, drafts, setting, controllers)
         jax.clear_caches()
     names = [Path(path).name for path in (args.target, args.draft) if path]
-    result = record(__file__, argv, stopwatch)
+    result = record(__file__, [without_folder(each) for each in argv], stopwatch)
     facts = {"models": names, "context": args.context, "prompts": len(prompts), "new": args.new}
     write_json(args.out, result | facts | {"rows": rows})
 
