@@ -169,6 +169,12 @@ def test_a_loop_converts_one_kernel_at_a_time():
     assert used < 3 * 4 * max(x.size for x in kernels) < 0.4 * 4 * sum(x.size for x in kernels)
 
 
+def test_conversions_in_any_order_are_detected(monkeypatch):
+    monkeypatch.setattr(layers, "_after", lambda x, values: values)
+    with pytest.raises(AssertionError):
+        test_a_loop_converts_one_kernel_at_a_time()
+
+
 @pytest.mark.fast
 def test_memory_is_checked_for_integers(tmp_path, monkeypatch):
     config = hf_cases.shaped("llama", hidden_size=64, intermediate_size=256)
