@@ -61,7 +61,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"targets: {error}", file=sys.stderr)
         return 2
     known = json.loads(args.out.read_text())["runs"] if args.out.exists() else {}
-    write_json(args.out, {"runs": known | new})
+    runs = known | new
+    names = " ".join(f"runs/{name}" for name in runs)
+    command = f"python experiments/targets/run.py {names}"
+    write_json(args.out, {"command": command, "runs": runs})
     return 0
 
 

@@ -11,7 +11,8 @@ APART = ("total variation", "same argmax", "texts equal")
 
 def tables(results: dict) -> str:
     """For each run a table with a line for each target."""
-    return "\n\n".join(_run(each) for each in results["runs"].values())
+    texts = [f"- Command: `PYTHONPATH=. {results['command']}`"]
+    return "\n\n".join([*texts, *map(_run, results["runs"].values())])
 
 
 def _run(run: dict) -> str:
@@ -32,7 +33,8 @@ def _run(run: dict) -> str:
         ]
         lines.append([_name(target), *apart, *taus])
     heads = ["target", *APART, *(f"tau of {method}" for method in methods)]
-    return f"{source(run).replace('PYTHONPATH=. ', '')}\n\n{table(heads, lines)}"
+    facts = source(run).replace("Command: `PYTHONPATH=. ", "Run: `")
+    return f"**{run['target']['name']}**\n\n{facts}\n\n{table(heads, lines)}"
 
 
 def _name(target: dict) -> str:
