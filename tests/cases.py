@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mutants import maps
 
 from specjax import accept, drafters, registry
 from specjax.bound import Bound
@@ -207,6 +208,8 @@ NAMES = tuple(name for name in RULES if name not in ENCODER_NAMES)
 _READ_A_PART = tuple(name for name, each in _DECLARED.items() if "budget" in each.keys)
 
 
+# Further settings with which a case drafts.
+SETTINGS = {"forced": {"grammar": maps.AUTOMATON, "vocab_size": VOCAB}}
 # These cases differ from another one in topology alone: one rule is enough for each.
 ONLY = {"irregular": ("recursive",), "ragged": ("traversal",)}
 

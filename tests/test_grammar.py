@@ -122,7 +122,8 @@ def test_each_row_and_each_node_has_the_state_of_its_path():
             right = mapped_logits(maps, row, logits[row, place], PROMPTS[row], written)
             np.testing.assert_allclose(whole[row, place], right, rtol=1e-12)
     assert np.isneginf(whole[[0, 2]]).any() and np.isfinite(whole[1]).all()
-    along = logit_maps.along_text(maps, jnp.asarray(logits), jnp.asarray(tokens[:, :6]))
+    given = maps, jnp.asarray(logits), jnp.asarray(tokens[:, :6])
+    along = jax.jit(logit_maps.along_text)(*given)
     for row, prompt in enumerate(PROMPTS):
         for place in range(len(prompt) - 1, 6):
             output = tokens[row, len(prompt) : place + 1].tolist()

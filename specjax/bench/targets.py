@@ -77,8 +77,10 @@ def _mean(name: str, values: np.ndarray, outputs: Sequence[Sequence[int]]) -> di
         return {name: None, f"{name}_interval": None}
     sums = [own.sum() for own in np.split(values, np.cumsum(lengths)[:-1])]
     mean, prompts = float(values.mean()), sum(length > 0 for length in lengths)
-    error = uncertainty.ratio_error(sums, lengths)
-    return {name: mean, f"{name}_interval": uncertainty.around(mean, error, prompts)}
+    ends = uncertainty.around(mean, uncertainty.ratio_error(sums, lengths), prompts)
+    # A share: an interval of few prompts may leave [0, 1].
+    ends = ends and [min(max(end, 0.0), 1.0) for end in ends]
+    return {name: mean, f"{name}_interval": ends}
 
 
 def tau_ratio(first: Sequence[Pass], other: Sequence[Pass]) -> dict[str, Any]:

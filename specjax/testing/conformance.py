@@ -15,7 +15,7 @@ one setting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specjax import accept
@@ -58,15 +58,17 @@ def check_pair(
     seed: int = 0,
     settings: Sequence[dict] = pair_checks.SETTINGS,
     rows: int = pair_checks.ROWS,
+    more: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
     """Checks one drafter with one rule in the compiled loop.
 
     ``target`` has a small vocabulary (3 to 6 tokens). ``settings`` are those at which the law of
-    sampled rows is counted, on ``rows`` of them, a multiple of 3,000. Raises UserError for a rule
-    that does not take such drafts.
+    sampled rows is counted, on ``rows`` of them, a multiple of 3,000; all rows have ``more``
+    (arguments of ``make_sampling``). Raises UserError for a rule that does not take such drafts.
     """
     accept.check_pair(drafter, rule)
-    return pair_checks.all_checks(Runner(drafter, rule, target, params, seed), settings, rows)
+    run = Runner(drafter, rule, target, params, seed, more)
+    return pair_checks.all_checks(run, settings, rows)
 
 
 def check_drafter(

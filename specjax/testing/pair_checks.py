@@ -119,7 +119,7 @@ def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)
     if (tokens >= run.vocab).any() or (tokens < 0).any():
         return Finding(name, False, "rows without a text, because of a wrong verdict")
-    law = laws.sequence_law(run.plain, run.params.target, prompt, steps, **settings)
+    law = laws.sequence_law(run.plain, run.params.target, prompt, steps, **settings, **run.more)
     cells = np.asarray(np.ravel_multi_index(tuple(tokens.T), law.shape))
     groups = [~greedy, *(~greedy & (mask == kind) for kind in range(len(MASKS)))]
     found = [np.bincount(cells[group], minlength=law.size) for group in groups]

@@ -6,7 +6,7 @@ Every run has the same shapes, so one compiled program serves every check of a p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -95,20 +95,27 @@ class Runner:
     Attributes:
         ragged: BATCH rows with prompts of 1 to WIDTH tokens, 0 to NEW new tokens, and a mixture of
             settings; every third row is greedy.
+        more: settings that all rows have.
         finished, frozen, donated: what held in all runs: every row ended, finished rows kept their
             tokens and lengths, the buffers of the previous state were freed.
         mistakes: how often each of ``verdicts.MISTAKES`` occurred, in all runs.
     """
 
     def __init__(
-        self, drafter: Drafter, rule: Accept, target: LM, params: ModelParams, seed: int = 0
+        self,
+        drafter: Drafter,
+        rule: Accept,
+        target: LM,
+        params: ModelParams,
+        seed: int = 0,
+        more: Mapping[str, Any] | None = None,
     ):
         self.plain, self.target, self.drafter, self._traces = _prepare(drafter, target)
         self.rule, self.vocab = verdicts.marked(rule), target.vocab_size
         # ``masked`` does not change what the engine may do: whole drafts are verified whole.
         self._widths = () if drafter.whole else None
         self.params = params._replace(target=tied(params.target)) if is_table(target) else params
-        self.ragged = _ragged_rows(target, seed)
+        self.ragged, self.more = _ragged_rows(target, seed), dict(more or {})
         self.finished = self.frozen = self.donated = True
         self.mistakes = np.zeros(len(verdicts.MISTAKES), int)
         self._outputs: dict[tuple[str, int], Outputs] = {}
@@ -121,7 +128,7 @@ class Runner:
 
     def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
         """Decodes all rows; updates ``finished``, ``frozen``, ``donated`` and ``mistakes``."""
-        state, drafted, tried = _begin(self.target, self.drafter, self.params, rows), 0, 0
+        state, drafted, tried = self._begin(self.target, self.drafter, self.params, rows), 0, 0
         done, before = np.asarray(state.done), _texts(state)
         for _ in range(NEW + 2):
             if done.all():
@@ -171,29 +178,28 @@ class Runner:
         """The ragged rows by plain greedy decoding of the target alone."""
         rows = self.ragged._replace(settings={"temperature": 0.0})
         params = ModelParams(self.params.target)
-        state = _begin(self.plain, none.make(self.plain), params, rows)
+        state = self._begin(self.plain, none.make(self.plain), params, rows)
         state = decode.autoregressive(self.plain, params, state, max_steps=NEW, eos_id=(eos,))
         return Outputs(np.asarray(state.tokens), np.asarray(state.length))
+
+    def _begin(self, target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
+        """The state before the first round of a run."""
+        return decode.prefill(
+            target,
+            drafter,
+            params,
+            rows.tokens,
+            rows.lengths,
+            rows.keys,
+            max_len=WIDTH + NEW,
+            limit=rows.lengths + rows.new,
+            sampling=sampling.make_sampling(BATCH, **rows.settings, **self.more),
+        )
 
     def _once(self, name: str, rows: Rows, eos: int) -> Outputs:
         if (name, eos) not in self._outputs:
             self._outputs[name, eos] = self.run(rows, eos)
         return self._outputs[name, eos]
-
-
-def _begin(target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
-    """The state before the first round of a run."""
-    return decode.prefill(
-        target,
-        drafter,
-        params,
-        rows.tokens,
-        rows.lengths,
-        rows.keys,
-        max_len=WIDTH + NEW,
-        limit=rows.lengths + rows.new,
-        sampling=sampling.make_sampling(BATCH, **rows.settings),
-    )
 
 
 def tied(table: jax.Array) -> jax.Array:

@@ -593,6 +593,7 @@ def test_the_configuration_of_trees():
             "tree": "recursive",
             "iid_tree": "recursive",
             "dynamic_tree": "deterministic",
+            "budget_tree": "deterministic",
         }
     assert config.target == "runs/quickstart/target" and not config.prepare
 

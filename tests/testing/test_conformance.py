@@ -10,6 +10,8 @@ By default every drafter runs with at least one rule, and every rule with at lea
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
 import pytest
 
@@ -61,10 +63,10 @@ def test_every_drafter_and_rule_is_checked():
 def test_pair(case, rule):
     _, target, drafter, params = cases.case(case)
     # In the first tier the law is counted at one of the settings, in turns, on half of the rows.
-    keys = {}
+    keys: dict[str, Any] = {"more": cases.SETTINGS.get(case)}
     if rule in DEFAULT.get(case, ()):
         number = list(DEFAULT).index(case) % len(pair_checks.SETTINGS)
-        keys = {"settings": pair_checks.SETTINGS[number : number + 1], "rows": 6_000}
+        keys |= {"settings": pair_checks.SETTINGS[number : number + 1], "rows": 6_000}
     findings = conformance.check_pair(drafter, RULES[rule], target, params, **keys)
     report = testing.Report(f"{case} with {rule}", tuple(findings))
     assert report.passed, str(report)

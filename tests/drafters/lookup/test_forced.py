@@ -16,7 +16,7 @@ from specjax.types import Context, ModelParams
 
 pytestmark = pytest.mark.fast
 
-# Cases of the conformance matrix, see tests/cases.py. Its texts have no grammar.
+# Cases of the conformance matrix, see tests/cases.py, with ``cases.SETTINGS``.
 MATRIX = {"forced": ("forced", {"gamma": 2}, ("chain",))}
 VOCAB = 12
 
