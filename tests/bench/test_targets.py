@@ -114,11 +114,14 @@ def test_mutants_die(name, monkeypatch):
 
 def test_intervals_are_over_prompts():
     """Tokens of one prompt depend on each other: three prompts are three samples."""
-    values, outputs = np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.5]), [[0] * 3, [0] * 2, [0]]
+    values, outputs = np.array([0.6, 0.6, 0.6, 0.5, 0.5, 0.5]), [[0] * 3, [0] * 2, [0]]
     found = targets._mean("x", values, outputs)
-    error = uncertainty.ratio_error([3.0, 0.0, 0.5], [3, 2, 1])
-    assert found["x"] == pytest.approx(3.5 / 6)
+    error = uncertainty.ratio_error([1.8, 1.0, 0.5], [3, 2, 1])
+    assert found["x"] == pytest.approx(3.3 / 6)
     assert found["x_interval"] == uncertainty.around(found["x"], error, 3)
+    # A share is at most 1 and at least 0, and so are the ends.
+    far = targets._mean("x", np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.5]), outputs)
+    assert far["x_interval"] == [0.0, 1.0]
     assert targets._mean("x", values[:3], outputs[:1])["x_interval"] is None
     assert targets._mean("x", values[:0], [[]]) == {"x": None, "x_interval": None}
 
