@@ -118,7 +118,7 @@ def test_intervals_are_over_prompts():
     found = targets._mean("x", values, outputs)
     error = uncertainty.ratio_error([1.8, 1.0, 0.5], [3, 2, 1])
     assert found["x"] == pytest.approx(3.3 / 6)
-    assert found["x_interval"] == uncertainty.around(found["x"], error, 3)
+    assert found["x_interval"] == pytest.approx(uncertainty.around(found["x"], error, 3))
     # A share is at most 1 and at least 0, and so are the ends.
     far = targets._mean("x", np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.5]), outputs)
     assert far["x_interval"] == [0.0, 1.0]
