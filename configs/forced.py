@@ -29,12 +29,15 @@ def get_config(models: str = "") -> ConfigDict:
     config = quickstart.get_config()
     config.sampling.grammar = GRAMMAR
     methods = config.grid.methods
-    methods.forced = drafter("forced")
-    methods.escalate.drafters.first = drafter("forced")
+    # Asked in the order of the labels.
+    pair = methods.escalate = drafter("escalate")
+    methods.forced = pair.drafters.first = drafter("forced")
     if models:
         del methods.draft_model
-        methods.escalate.drafters.second = drafter("prompt_lookup", gamma=8)
+        pair.drafters.second = drafter("prompt_lookup", gamma=8)
     else:
         del methods.prompt_lookup
+        own = {"model": methods.draft_model.model, "gamma": 3}
+        pair.drafters.second = drafter("draft_model", **own)
     config.keep = False
     return config

@@ -81,11 +81,14 @@ def param_specs(
     return jax.tree_util.tree_map_with_path(one, params)
 
 
+def _whole(name: str) -> str:
+    """The name of a kernel. In int8 it has values, and a scale for each of its columns."""
+    return re.sub(r"(/kernel)/(values|scale)$", r"\1", name)
+
+
 def _tensor_axes(name: str, shape: tuple[int, ...], size: int, strict: bool) -> list[str | None]:
     axes: list[str | None] = [None] * len(shape)
-    # A kernel in int8 has values, and a scale for each of its columns.
-    whole = re.sub(r"(/kernel)/(values|scale)$", r"\1", name)
-    rule = next((rule for rule in RULES if re.search(rule.pattern, whole)), None)
+    rule = next((rule for rule in RULES if re.search(rule.pattern, _whole(name))), None)
     own = () if rule is None else rule.axes[-1:] if name.endswith("/kernel/scale") else rule.axes
     if rule is None or len(own) > len(shape):
         return axes
@@ -160,7 +163,7 @@ def place_target(mesh: Mesh, target: LM, params: Any) -> Any:
 def _check_names(name: str, params: Any, size: int) -> None:
     """Raises UserError for names of another library, whose parameters would all stay whole."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    names = [_whole(jax.tree_util.keystr(path, simple=True, separator="/")) for path in paths]
     needed = [rule.pattern for rule in RULES if rule.needed]
     if size > 1 and not any(re.search(each, known) for each in needed for known in names):
         raise UserError(
