@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from specjax.bench.results import machine
+from specjax.errors import UserError
+from specjax.files import write_json
 from specjax.models import families
 
 # The shape of GPT-2. Without an end-of-sequence token, so that no text stops early.
@@ -53,6 +56,27 @@ BENCH_TIMES = frozenset(
         "prefill_seconds",
     }
 )
+
+
+def keep_runs(
+    args: argparse.Namespace, key: str, study: str, read: Callable[[Path], dict[str, Any]]
+) -> int:
+    """Adds the records of finished runs to the results of a study; the exit status.
+
+    ``args`` has ``workdirs`` and ``out``; the results have ``key``: name of a workdir -> what
+    ``read`` gives. Records of other names stay as they are.
+    """
+    try:
+        new = {folder.name: read(folder) for folder in args.workdirs}
+    except UserError as error:
+        print(f"{study}: {error}", file=sys.stderr)
+        return 2
+    known = json.loads(args.out.read_text())[key] if args.out.exists() else {}
+    every = known | new
+    names = " ".join(f"runs/{name}" for name in every)
+    command = f"python experiments/{study}/run.py {names}"
+    write_json(args.out, {"command": command, key: every})
+    return 0
 
 
 class Stopwatch:

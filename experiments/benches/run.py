@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common import BENCH_TIMES, options, possible, without_folder
+from experiments.common import BENCH_TIMES, keep_runs, options, possible, without_folder
 from specjax.errors import UserError
-from specjax.files import write_json
 
 KEPT = (
     "method",
@@ -65,17 +64,7 @@ def main(argv: Sequence[str]) -> int:
     parser = options(__file__, __doc__)
     parser.add_argument("workdirs", nargs="+", type=Path, help="of finished benches")
     args: argparse.Namespace = parser.parse_args(argv)
-    try:
-        new = {folder.name: bench(folder, args.busy == "drop") for folder in args.workdirs}
-    except UserError as error:
-        print(f"benches: {error}", file=sys.stderr)
-        return 2
-    known = json.loads(args.out.read_text())["benches"] if args.out.exists() else {}
-    benches = known | new
-    names = " ".join(f"runs/{name}" for name in benches)
-    command = f"python experiments/benches/run.py {names}"
-    write_json(args.out, {"command": command, "benches": benches})
-    return 0
+    return keep_runs(args, "benches", "benches", lambda folder: bench(folder, args.busy == "drop"))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common import options, without_folder
+from experiments.common import keep_runs, options, without_folder
 from specjax.bench import uncertainty
 from specjax.errors import UserError
-from specjax.files import write_json
 
 COUNTS = ("target", "method", "temperature", "prompts", "tokens", "rounds", "block_efficiency")
 COUNTS += ("acceptance_rate", "acceptance_by_depth", "standard_errors", "repeated_4grams")
@@ -55,17 +54,7 @@ def main(argv: Sequence[str]) -> int:
     parser = options(__file__, __doc__)
     parser.add_argument("workdirs", nargs="+", type=Path, help="of finished runs")
     args: argparse.Namespace = parser.parse_args(argv)
-    try:
-        new = {folder.name: run(folder) for folder in args.workdirs}
-    except UserError as error:
-        print(f"targets: {error}", file=sys.stderr)
-        return 2
-    known = json.loads(args.out.read_text())["runs"] if args.out.exists() else {}
-    runs = known | new
-    names = " ".join(f"runs/{name}" for name in runs)
-    command = f"python experiments/targets/run.py {names}"
-    write_json(args.out, {"command": command, "runs": runs})
-    return 0
+    return keep_runs(args, "runs", "targets", run)
 
 
 if __name__ == "__main__":

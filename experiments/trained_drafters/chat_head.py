@@ -88,15 +88,15 @@ def pack(workdir: Path, archive: Path) -> None:
     unfinished = archive.with_suffix(".part")
     with tarfile.open(unfinished, "w:xz") as file:
         for name in manifest["shards"]:
-            file.add(folder / name, f"generated/{name}", filter=nobody)
-        facts = nobody(tarfile.TarInfo("generated/manifest.json"))
+            file.add(folder / name, f"generated/{name}", filter=anonymous)
+        facts = anonymous(tarfile.TarInfo("generated/manifest.json"))
         facts.size = len(text)
         file.addfile(facts, io.BytesIO(text))
     unfinished.rename(archive)
 
 
-def nobody(facts: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A file of an archive that names no user and no time."""
+def anonymous(facts: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The entry of a file in an archive, without user, group and time."""
     facts.uid = facts.gid = facts.mtime = 0
     facts.uname = facts.gname = ""
     return facts
