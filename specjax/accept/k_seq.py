@@ -3,7 +3,7 @@
 SpecTr (Sun et al. 2023, 2310.15141), algorithm 2: the first of k draws from one distribution that
 passes is accepted, else a residual is drawn. rho >= 1 is the smallest for which that residual is
 nowhere negative. The acceptance is then within a factor 1 - 1/e of the best possible for any rule
-on k draws (``testing.best_acceptance`` computes the best for tiny vocabularies).
+on k draws (``theory.best_acceptance`` is the best).
 
 On a tree, k counts the candidates that continue the accepted prefix: the children of all nodes with
 the same tokens along their paths.

@@ -8,7 +8,7 @@
 - ``tabular``, ``keyed``, ``whole_text``, ``tiny``, ``tiny_t5``: small models.
 """
 
-from specjax.testing.acceptance_checks import best_acceptance
+from specjax.testing.acceptance_checks import best_coverage
 from specjax.testing.conformance import check_accept, check_drafter
 from specjax.testing.drafter_checks import check_draft
 from specjax.testing.exact import (
@@ -49,7 +49,7 @@ __all__ = [
     "Report",
     "TooLarge",
     "WrongVerdict",
-    "best_acceptance",
+    "best_coverage",
     "check_accept",
     "check_draft",
     "check_drafter",

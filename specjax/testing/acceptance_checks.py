@@ -164,32 +164,15 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
 }
 
 
-def best_acceptance(target: np.ndarray, draft: np.ndarray, count: int) -> float:
-    """The largest chance that the emitted token is one of ``count`` independent draft draws.
-
-    The maximum is over all rules that emit ``target``: optimal transport with membership cost
-    (SpecTr, 2310.15141, section 3), as a linear program over couplings of the draws with the
-    emitted token, V**count * V variables.
-
-    Args:
-        target, draft: float[V].
-        count: k.
-
-    Raises:
-        ArithmeticError: the linear program was not solved.
-    """
-    draft = np.asarray(draft, np.float64)
-    draws = list(itertools.product(range(len(draft)), repeat=count))
-    return best_coverage(target, draws, [float(np.prod(draft[list(each)])) for each in draws])
-
-
 def best_coverage(
     target: np.ndarray, draws: Sequence[Collection[int]], chances: Sequence[float]
 ) -> float:
     """The largest chance that the emitted token is in the set of candidates.
 
     The maximum is over all rules that emit ``target`` f[V]. ``draws`` are the sets that can occur,
-    ``chances`` their probabilities. Raises ArithmeticError if the linear program was not solved.
+    ``chances`` their probabilities. A linear program over couplings of the sets with the emitted
+    token; ``theory.best_acceptance`` is its closed form for independent draws. Raises
+    ArithmeticError if the linear program was not solved.
     """
     target, mass = np.asarray(target, np.float64), np.asarray(chances, np.float64)
     vocab = len(target)

@@ -25,6 +25,7 @@ from specjax.theory import (
 from specjax.theory.chain import (
     Verify,
     acceptance_rate,
+    best_acceptance,
     divergence,
     equal_rate,
     expected_tokens,
@@ -46,6 +47,7 @@ __all__ = [
     "Verify",
     "acceptance",
     "acceptance_rate",
+    "best_acceptance",
     "cascade",
     "devices",
     "divergence",

@@ -45,6 +45,26 @@ def divergence(target: npt.ArrayLike, draft: npt.ArrayLike) -> np.ndarray:
     return np.abs(target - (target + draft) / 2).sum(-1)
 
 
+def best_acceptance(target: npt.ArrayLike, draft: npt.ArrayLike, count: int) -> np.ndarray:
+    """The largest chance that the emitted token is one of ``count`` independent draft draws.
+
+    The maximum is over all rules that emit ``target``: optimal transport with membership cost
+    (SpecTr, Sun et al. 2023, 2310.15141, section 3). It is the minimum of
+    ``target(H) + 1 - draft(H)**count`` over sets H of tokens, the smallest cut of a transport from
+    sets of draws to tokens. As x**count is convex, some H with the lowest ratios of target to draft
+    is a smallest one, so V + 1 sets are compared. With one draw it is ``overlap``.
+
+    Probabilities [...,V] under the same sampling settings -> f64[...].
+    """
+    target, draft = _pair(target, draft)
+    count = checks.whole("count", count, 1)
+    # Tokens that the draft never draws have an infinite ratio: their sum in H gains nothing.
+    ratios = np.where(draft > 0, target / np.where(draft > 0, draft, 1), np.inf)
+    order = np.argsort(ratios, -1)
+    kept, drawn = (np.take_along_axis(each, order, -1).cumsum(-1) for each in (target, draft))
+    return np.minimum((kept - np.minimum(drawn, 1) ** count).min(-1), 0) + 1
+
+
 def acceptance_rate(
     target_probs: npt.ArrayLike, draft_probs: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> float:

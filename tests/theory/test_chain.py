@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax import theory
+from specjax import testing, theory
 from specjax.errors import UserError
 
 pytestmark = pytest.mark.fast
@@ -39,6 +41,31 @@ def test_divergence_is_a_distance_and_one_minus_the_overlap(pairs):
     assert 0 <= distance <= 1 and distance == pytest.approx(1 - theory.overlap(target, draft))
     assert distance == pytest.approx(theory.divergence(draft, target))
     assert theory.divergence(draft, draft) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_best_acceptance_is_that_of_the_linear_program(count):
+    """Over all couplings, for dense, sparse and equal distributions; no set of tokens is lower."""
+    generator = np.random.default_rng(count)
+    pairs = [generator.dirichlet(np.full(4, size), 2) for size in (1, 0.3, 0.1)]
+    zeros = np.array([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0]])
+    pairs += [zeros, zeros[::-1], zeros[:1].repeat(2, 0), np.eye(4)[:2], zeros * 0 + 0.25]
+    for target, draft in pairs:
+        drawn = Counter()
+        for each in itertools.product(range(4), repeat=count):
+            drawn[frozenset(each)] += float(np.prod(draft[list(each)]))
+        best = theory.best_acceptance(target, draft, count)
+        program = testing.best_coverage(target, list(drawn), list(drawn.values()))
+        assert best == pytest.approx(program, abs=1e-9)
+        sets = [list(each) for n in range(5) for each in itertools.combinations(range(4), n)]
+        cuts = [target[each].sum() + 1 - draft[each].sum() ** count for each in sets]
+        assert best == pytest.approx(min(cuts), abs=1e-12)
+    target, draft = np.array(pairs[:3]).swapaxes(0, 1)
+    together = theory.best_acceptance(target, draft, count)
+    alone = [theory.best_acceptance(*each, count) for each in pairs[:3]]
+    np.testing.assert_allclose(together, alone, atol=1e-15)
+    if count == 1:
+        np.testing.assert_allclose(together, theory.overlap(target, draft), atol=1e-15)
 
 
 def simulate(generator, gamma, samples):
