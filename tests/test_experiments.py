@@ -38,6 +38,8 @@ from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
 from experiments.rollouts import run as rollouts_study
 from experiments.self_speculation import run as self_speculation_study
+from experiments.several_drafts import run as several_study
+from experiments.several_drafts import tables as several_tables
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
 from experiments.trained_drafters import chat_head as chat_head_study
@@ -956,6 +958,47 @@ def test_papers(target, tmp_path):
                     if (row["drafter"], row["temperature"]) == (kind, heat)
                 )
                 assert strict <= lax and strict == pytest.approx(known, abs=1e-5)
+
+
+def test_rules_for_several_drafts_accept_as_published():
+    """Tables A and B of tests/accept: k_seq, recursive and the best rule; ``coupled`` is below."""
+    target = np.array([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9]])
+    draft = np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]])
+    known = {2: ((0.72, 0.75, 0.81), (0.28, 0.2846, 0.29)), 3: ((0.804, 0.8466, 0.957),)}
+    many = np.repeat(target, 2000, 0), np.repeat(draft, 2000, 0)
+    for count, rows in known.items():
+        found = several_study.accepted(target, draft, count, 0)
+        for place, row in enumerate(rows):
+            values = [found[name][place] for name in ("recursive", "k_seq", "best")]
+            assert np.round(values, 4).tolist() == list(row)
+        shares = several_study.coupled(*many, count, 1).reshape(2, -1).mean(1)
+        assert (shares < found["best"] + 0.015).all() and (shares > (target * draft).sum(-1)).all()
+    # With one draft: at least (1 - d) / (1 + d), and below the overlap.
+    one = several_study.coupled(*many, 1, 2).reshape(2, -1).mean(1)
+    overlap = np.minimum(target, draft).sum(-1)
+    assert (one > overlap / (2 - overlap) - 0.01).all() and (one < overlap + 0.01).all()
+
+
+@pytest.mark.slow
+def test_several_drafts(target, tmp_path, monkeypatch):
+    """Both parts, and their tables."""
+    shapes = {"one chain": "chain:3", "late": "1x2"}
+    monkeypatch.setattr(several_study, "SHAPES", shapes)
+    small = "--new=8 --prompts=2 --texts=2 --batch=2 --temperatures 1 --busy=drop"
+    files = f"{target}/target,draft_tree,{target}/target,{target}/prompts.txt"
+    out = tmp_path / "results.json"
+    several_study.main(
+        [f"--pair=same={files}", *small.split(), f"--workdir={tmp_path}/runs", f"--out={out}"]
+    )
+    result = json.loads(out.read_text())
+    pair = result["pairs"]["same"]
+    assert all(
+        row[name] == pytest.approx(1) for row in pair["positions"] for name in ("k_seq", "best")
+    )
+    assert len(pair["shapes"]) == 2 + len(several_study.TREES)
+    assert {row["lossless"] for row in pair["shapes"]} <= {True, None}
+    text = several_tables.tables(result)
+    assert "| late |" in text and str(tmp_path) not in json.dumps(result)
 
 
 class Rejecting:

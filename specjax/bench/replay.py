@@ -267,6 +267,23 @@ def measure_rounds(
     return [results[row] for row in range(len(recording))]
 
 
+def recorded_rounds(
+    trace: Trace, name: str, gamma: int, max_new_tokens: int = 0
+) -> tuple[metrics.Counts, list[int]]:
+    """The rounds of a method that was recorded with the text, as ``measure_rounds`` gives them.
+
+    A draft has at most ``gamma`` tokens. The first token of the output belongs to no round. Which
+    tokens were drafted and rejected is not recorded, so nothing is tested at any depth.
+    """
+    lengths, emitted, at = trace.rounds[name], [], 0
+    last = min(len(lengths), max_new_tokens or len(lengths))
+    while at < last:
+        emitted.append(min(lengths[at], gamma + 1, last - at))
+        at += emitted[-1]
+    none, rounds = np.zeros(gamma, np.int64), len(emitted)
+    return metrics.Counts(at, rounds, at - rounds, none, none), emitted
+
+
 def _batches(recording: Sequence[Trace], batch_size: int, max_new_tokens: int) -> list[_Batch]:
     """Batches of one buffer size each; conversations of similar length are together."""
     totals = [

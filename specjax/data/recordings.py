@@ -1,14 +1,16 @@
 """Reads and writes recorded conversations as JSON Lines.
 
 A line is {"id": ..., "category": ..., "prompt_ids": [...], "output_ids": [...]}; id and category
-are optional, further keys are ignored.
+are optional, further keys are ignored. The recordings of SpecDecode-Bench (Liu et al. 2026,
+2601.11580) are read too: their keys are prompt_token_ids and generated_token_ids, and
+{"acc_METHOD": {"acc_len": [...]}} has the rounds of a method that was recorded with the text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,15 +19,22 @@ from specjax.data import jsonl, prompt_files
 from specjax.errors import UserError
 from specjax.files import buckets
 
+KEYS = ("prompt_ids", "prompt_token_ids"), ("output_ids", "generated_token_ids")
+METHOD = "acc_"
 LARGEST = 2**24  # no vocabulary is larger, so a larger id is a mistake for every model
 
 
 class Trace(NamedTuple):
-    """One recorded conversation."""
+    """One recorded conversation.
+
+    ``rounds`` has, for each recorded method, the tokens that a round gives which begins after 1, 2,
+    3, ... tokens of the output, with a draft of any length.
+    """
 
     prompt: list[int]
     output: list[int]
     category: str | None = None
+    rounds: Mapping[str, list[int]] = {}
 
 
 class Recording(NamedTuple):
@@ -90,7 +99,8 @@ def _trace(value: dict[str, Any] | None, vocab_size: int) -> Trace | str:
     """The conversation on a line, or a message if the line is wrong."""
     if value is None:
         return "it is no JSON object"
-    for key in ("prompt_ids", "output_ids"):
+    given = [next((key for key in keys if key in value), keys[0]) for keys in KEYS]
+    for key in given:
         ids = value.get(key)
         if not isinstance(ids, list) or not ids:
             problem = "missing" if key not in value else "empty" if ids == [] else "no list"
@@ -101,7 +111,13 @@ def _trace(value: dict[str, Any] | None, vocab_size: int) -> Trace | str:
     category = value.get("category")
     if not isinstance(category, str | None):
         return f"category is {json.dumps(category)[:40]}; it must be a text or null"
-    return Trace(value["prompt_ids"], value["output_ids"], category)
+    rounds = {}
+    for key in (each for each in value if each.startswith(METHOD)):
+        lengths = value[key].get("acc_len") if isinstance(value[key], dict) else None
+        if not isinstance(lengths, list) or any(type(n) is not int or n < 1 for n in lengths):
+            return f'{key} must be {{"acc_len": [...]}}, with the tokens of rounds, 1 or more'
+        rounds[key.removeprefix(METHOD)] = lengths
+    return Trace(*(value[key] for key in given), category, rounds)
 
 
 def record(

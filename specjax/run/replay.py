@@ -39,6 +39,8 @@ def replay(settings: Settings, workdir: Path, command: str | None) -> None:
         for method in methods:
             report = status.part(method.name)
             rows += _rows(settings, target, recording.traces, method, report)
+        for method in {method.drafter.longest: method for method in methods}.values():
+            rows += _recorded(settings, target, recording.traces, method)
     console.print(replay_lib.table(rows))
     seconds = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     console.print(f"[dim]{LEGEND}; vocabulary {recording.vocab_size}; {seconds}[/dim]")
@@ -106,6 +108,31 @@ def _rows(
     ]
     texts.sort(key=lambda text: text.category or "")
     return results.rows_of_texts(method, target, texts, 0.0, batch_size)
+
+
+def _recorded(
+    settings: Settings, target: LM, traces: Sequence[Trace], method: passes.Method
+) -> list[dict]:
+    """The rows of methods that were recorded with the texts, with the draft length of ``method``.
+
+    Texts without rounds of a method are not in its rows.
+    """
+    gamma, most, rows = method.drafter.longest, settings.max_new_tokens, []
+    for name in dict.fromkeys(name for trace in traces for name in trace.rounds if gamma):
+        texts = [
+            results.Decoded(
+                trace.category,
+                *(counts, trace.output[: most or None], emitted, len(trace.prompt)),
+            )
+            for trace in traces
+            if trace.rounds.get(name)
+            for counts, emitted in [replay_lib.recorded_rounds(trace, name, gamma, most)]
+        ]
+        if texts:
+            one = method._replace(name=f"{name} (recorded), gamma {gamma}")
+            found = results.rows_of_texts(one, target, texts, 0.0, settings.batch_size)
+            rows += [row | {"accept": "-", "class_status": None} for row in found]
+    return rows
 
 
 def _show_skipped(console, lines: list[dict]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 
 from specjax import testing
+from specjax.bench import replay
 from specjax.data import recordings
 from specjax.models import hf, lm
 
@@ -54,6 +55,24 @@ def test_bad_lines_are_refused_or_listed(cli, tmp_path):
         assert facts == ("prompt_lookup", "chain", "L1", 0, 3)
         assert row["tokens_per_second"] is row["speedup"] is row["lossless"] is None
     assert "\n".join(map(json.dumps, rows)) + "\n" == (workdir / "metrics.jsonl").read_text()
+
+
+def test_recorded_rounds_stand_beside_a_replay(cli, tmp_path):
+    """Rounds of 5, 4 of 4, ... as SpecDecode-Bench records them: walked with drafts of 2 tokens."""
+    lengths = [4, 3, 2, 1, 1, 2, 1]
+    own = {"prompt_token_ids": [1, 2], "generated_token_ids": [3, 1, 2, 4, 3, 1, 2, 4]}
+    line = own | {"acc_eagle": {"acc_len": lengths}}
+    file = write(tmp_path / "t.jsonl", line, LINE)
+    status, out, _, workdir = cli(CONFIG, f"--config.traces={file}", "--config.drafter.gamma=2")
+    rows = json.loads((workdir / "results.json").read_text())["rows"]
+    assert status == 0 and "eagle (recorded), gamma 2" in out
+    row = next(row for row in rows if row["method"].startswith("eagle"))
+    # 3 of 4, then 1, 1, 2 of 2.
+    assert (row["prompts"], row["tokens"], row["rounds"]) == (1, 7, 4)
+    assert row["acceptance_rate"] is None and row["accepted_per_round"] == 0.75
+    trace = recordings.read(file).traces[0]
+    assert replay.recorded_rounds(trace, "eagle", 8)[1] == [4, 1, 2]
+    assert replay.recorded_rounds(trace, "eagle", 8, 5)[1] == [4, 1]
 
 
 def save(path, seed, words=30):

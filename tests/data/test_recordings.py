@@ -81,6 +81,28 @@ def test_recordings_are_read_as_they_were_written(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
 
 
+BENCH = {
+    "id": "3",
+    "prompt_token_ids": [1, 2],
+    "generated_token_ids": [3, 1, 2, 4],
+    "acc_eagle": {"acc_len": [3, 2, 1]},
+    "acc_ngram": {"acc_len": [1, 1, 1]},
+}
+
+
+def test_recordings_of_specdecode_bench(tmp_path):
+    result = recordings.read(write(tmp_path / "t.jsonl", BENCH, GOOD))
+    first, second = result.traces
+    assert first[:3] == ([1, 2], [3, 1, 2, 4], None) and second.rounds == {}
+    assert first.rounds == {"eagle": [3, 2, 1], "ngram": [1, 1, 1]}
+    for wrong in ([], {}, {"acc_len": [0]}, {"acc_len": [True]}, {"acc_len": 3}):
+        with pytest.raises(UserError, match="acc_eagle must be"):
+            recordings.read(write(tmp_path / "bad.jsonl", BENCH | {"acc_eagle": wrong}))
+    without = {key: value for key, value in BENCH.items() if key != "generated_token_ids"}
+    with pytest.raises(UserError, match="output_ids is missing"):
+        recordings.read(write(tmp_path / "bad.jsonl", without))
+
+
 def test_files_of_other_programs(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\r\n")
