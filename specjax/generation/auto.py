@@ -31,7 +31,7 @@ from specjax.bench.metrics import WORTH
 from specjax.bench.passes import Method
 from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
-from specjax.control.costs import Profile, device
+from specjax.control.costs import device
 from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
@@ -224,14 +224,14 @@ def _with_profile(
     text = own.get("control")
     if control.wants_profile(text):
         filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
-        costs = profile.measure(
+        measured = profile.measure(
             [job._replace(prompts=filled, eos_id=())],
             make,
             lambda message: report(f"{label}: {message}"),
+            names=(Path(model.target.directory).name, str(own["name"])),
+            acceptance=False,
         )
-        costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
-        name = Path(model.target.directory).name
-        write_json(where, Profile(device(), name, str(own["name"]), costs).to_json())
+        write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
     if model.draft is not None and _needs_model(str(own["name"])):
