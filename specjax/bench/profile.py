@@ -281,9 +281,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:
     """At most so many rounds; the state and the records of the loop."""
     after, records = sharding.loops(job.mesh).generate(
-        *(job.target, method.drafter, method.accept, method.params, state),
-        max_steps=rounds,
-        verify_widths=job.verify_widths,
+        *method.pair(job.target), state, max_steps=rounds, verify_widths=job.verify_widths
     )
     jax.block_until_ready(after.tokens)
     return after, records
