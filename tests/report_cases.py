@@ -6,6 +6,10 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specjax.report import html
 
 STORY = (
     "Once upon a time there was a little girl named Lily. "
@@ -90,6 +94,11 @@ def row(
         "lossless": {"check": "greedy-identity", "passed": True, "detail": "80/80 prompts"},
         "warm": False,
     } | keys
+
+
+def write(path: Path, *report: Any, **options: Any) -> None:
+    """A file with the page of ``html.render``."""
+    path.write_text(html.render(*report, **options), encoding="utf-8")
 
 
 def results(rows: list | None = None) -> dict:

@@ -51,7 +51,8 @@ def decoded(case, rule, temperature, eos=None):
     prompts = [prompt for prompt in SOURCES for _ in range(ROWS)]
     own = (case.target, case.drafter, case.params, prompts, STEPS, 0)
     state = loop.begin(*own, temperature=temperature)
-    state = loop.finish(case.target, case.drafter, rule, case.params, state, eos_id=eos)
+    pair = (case.target, case.drafter, rule, case.params)
+    state, _ = decode.generate(*pair, state, max_steps=STEPS, eos_id=eos)
     return decode.outputs(state, [len(prompt) for prompt in prompts])
 
 

@@ -12,6 +12,7 @@ import jax
 from experiments.common import BENCH_TIMES
 from experiments.papers.pairs import Pair
 from specjax import theory
+from specjax.bench.lossless import Texts
 from specjax.bench.overlap import overlap
 from specjax.run import measure
 from specjax.types import Accept, Drafter
@@ -35,13 +36,10 @@ def alphas(pair: Pair) -> list[dict[str, Any]]:
     for kind in pair.models:
         drafter = pair.drafter(kind, GAMMA)
         for temperature, texts in pair.texts.items():
-            found = overlap(
-                *(pair.target.lm, drafter, pair.params(drafter)),
-                *texts,
-                {"temperature": temperature},
-                categories=pair.kinds,
-                decode=pair.target.text_tokenizer.decode,
-            )
+            settings = {"temperature": temperature}
+            given = Texts(pair.target.lm, pair.params(drafter), *texts, settings, drafter)
+            decode = pair.target.text_tokenizer.decode
+            found = overlap(given, categories=pair.kinds, decode=decode)
             assert found is not None
             kept = {key: found[key] for key in ("alpha", "tokens", "by_class", "by_category")}
             rows.append({"drafter": kind, "temperature": temperature, **kept})

@@ -12,7 +12,7 @@ from specjax import control
 from specjax.bench import profile
 from specjax.bench.passes import Job, Method
 from specjax.control import Controller
-from specjax.control.costs import Profile, device, read
+from specjax.control.costs import read
 from specjax.errors import UserError
 from specjax.files import write_json
 from specjax.models import hf
@@ -67,9 +67,9 @@ def measure(
         for batch in batch_sizes
         for temperature in temperatures
     ]
-    costs = profile.measure(jobs, make, functools.partial(print, flush=True))
-    name = Path(target.directory).name
-    write_json(path, Profile(device(), name, keys["name"], costs).to_json())
+    names = Path(target.directory).name, keys["name"]
+    measured = profile.measure(jobs, make, functools.partial(print, flush=True), names=names)
+    write_json(path, measured.to_json())
 
 
 def _check(path: Path, batch_sizes: Sequence[int]) -> None:

@@ -36,55 +36,45 @@ class Comparison(NamedTuple):
     overlap: np.ndarray  # sum of min(target, draft) over the vocabulary; nan without draft probs
 
 
-def compare(
-    target: LM,
-    params: ModelParams,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    settings: dict,
-    drafter: Drafter | None = None,
-    *,
-    width: int = 0,
-) -> Comparison:
+class Texts(NamedTuple):
+    """Texts that are scored by the models of a pair."""
+
+    target: LM  # its parameters are ``params.target``
+    params: ModelParams
+    prompts: Sequence[Sequence[int]]
+    outputs: Sequence[Sequence[int]]
+    settings: dict  # arguments of ``sampling.make_sampling``
+    drafter: Drafter | None = None
+    width: int = 0  # of the longest text, so that several calls share a program; 0: of these
+
+
+def compare(texts: Texts) -> Comparison:
     """Compares the probabilities at every output token, given the text before it.
 
-    Args:
-        target: the model; its parameters are ``params.target``.
-        params: those of the pair.
-        prompts, outputs: token ids, row by row.
-        settings: arguments of ``sampling.make_sampling``.
-        drafter: its ``probs`` are compared; without them the last three fields are 0, 0 and nan.
-        width: length of the longest text, so that several calls share one program; 0 = of these.
+    Without ``Drafter.probs`` the last three fields are 0, 0 and nan.
     """
-    draft_probs = None if drafter is None else drafter.probs
+    draft_probs = None if texts.drafter is None else texts.drafter.probs
 
     def fields(context: Context) -> np.ndarray:
-        return np.stack([*map(np.asarray, _compare(target, draft_probs, params, context))], -1)
+        found = _compare(texts.target, draft_probs, texts.params, context)
+        return np.stack([*map(np.asarray, found)], -1)
 
-    values = at_tokens(fields, prompts, outputs, settings, target.vocab_size, width)
-    return Comparison(*np.concatenate(values).T)
+    return Comparison(*np.concatenate(at_tokens(fields, texts)).T)
 
 
-def at_tokens(
-    call: Callable[[Context], Any],
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    settings: dict,
-    vocab_size: int,
-    width: int,
-) -> list[np.ndarray]:
+def at_tokens(call: Callable[[Context], Any], texts: Texts) -> list[np.ndarray]:
     """Per row f64[tokens,...]: of ``call(context)`` [B,T,...] what belongs to each output token.
 
-    Column t belongs to the token at t + 1. For the arguments see ``compare``.
+    Column t belongs to the token at t + 1.
     """
-    pairs = list(zip(prompts, outputs, strict=True))
-    width = width or max(len(p) + len(o) for p, o in pairs)
-    batch = max(1, min(MOST_TEXTS, MAX_NUMBERS // (width * vocab_size)))
+    pairs = list(zip(texts.prompts, texts.outputs, strict=True))
+    width = texts.width or max(len(p) + len(o) for p, o in pairs)
+    batch = max(1, min(MOST_TEXTS, MAX_NUMBERS // (width * texts.target.vocab_size)))
     result = []
     for start in range(0, len(pairs), batch):
         some = pairs[start : start + batch]
-        texts, begins = [[*p, *o] for p, o in some], [len(p) for p, _ in some]
-        values = np.asarray(call(pack(texts, begins, batch, width, settings)), np.float64)
+        rows, begins = [[*p, *o] for p, o in some], [len(p) for p, _ in some]
+        values = np.asarray(call(pack(rows, begins, batch, width, texts.settings)), np.float64)
         result += [values[i, len(p) - 1 : len(p) + len(o) - 1] for i, (p, o) in enumerate(some)]
     return result
 
@@ -105,21 +95,32 @@ def pack(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _compare(target, draft_probs, params, context):
     """The fields of ``Comparison`` for every token after the first, f32[B,T-1] each."""
-    tokens, maps = context.tokens, context.sampling.maps
-    out = lm.forward(target, params.target, tokens)
+    out = lm.forward(target, params.target, context.tokens)
     draft = None if draft_probs is None else draft_probs(params, context)[:, :-1]
-    if target.unembed is None or maps is not None:  # maps depend on the whole text
-        probs = sampling.to_probs(logit_maps.along_text(maps, out.logits, tokens), context.sampling)
-        return _fields(probs[:, :-1], draft, tokens[:, 1:])
 
-    def some(parts):
-        hidden, following, drafted = parts
-        logits = target.unembed(params.target, hidden)
+    def fields(logits, following, drafted):
         return _fields(sampling.to_probs(logits, context.sampling), drafted, following)
 
-    # The logits of all places are never computed.
-    parts = out.hidden[:, :-1], tokens[:, 1:], draft
+    return _before_tokens(target, params, context, out, fields, draft)
+
+
+def _before_tokens(target, params, context, out, function, more=None):
+    """``function`` of the logits f[B,n,V] before n tokens, these tokens i32[B,n], and ``more``.
+
+    For every token after the first; ``out`` is the target's output. Its logits of all places are
+    never computed, except with maps, which depend on the whole text.
+    """
+    tokens, maps = context.tokens, context.sampling.maps
+    if target.unembed is None or maps is not None:
+        logits = logit_maps.along_text(maps, out.logits, tokens)
+        return function(logits[:, :-1], tokens[:, 1:], more)
+
+    def some(parts):
+        hidden, *rest = parts
+        return function(target.unembed(params.target, hidden), *rest)
+
     size = max(1, MAX_NUMBERS // (len(tokens) * target.vocab_size))
+    parts = out.hidden[:, :-1], tokens[:, 1:], more
     return _by_pieces(some, parts, min(size, tokens.shape[1] - 1))
 
 
@@ -178,18 +179,7 @@ def greedy_identity(expected: Sequence[Sequence[int]], got: Sequence[Sequence[in
     return Lossless("greedy-identity", same == len(expected), f"{same}/{len(expected)} prompts")
 
 
-def law_check(
-    model: LM,
-    params: ModelParams,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    settings: dict,
-    drafter: Drafter | None = None,
-    *,
-    width: int = 0,
-    level: float = 1e-4,
-    seed: int = 0,
-) -> Lossless:
+def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Lossless:
     """Tests whether sampled outputs follow the target's law, at any vocabulary size.
 
     Needs only the outputs. Two statistics of each token given its prefix have a known distribution
@@ -210,15 +200,11 @@ def law_check(
     exact tests of the rules are the proof; this check covers the real model.
 
     Args:
-        model, params: the target, and the parameters of the pair.
-        prompts, outputs: token ids, row by row.
-        settings: arguments of ``sampling.make_sampling``.
-        drafter: for the second test; without its ``probs`` only the first is made.
-        width: as for ``compare``.
+        texts: without ``Drafter.probs`` only the first test is made.
         level: p-value below which the check fails.
         seed: of the uniform fractions.
     """
-    tokens = compare(model, params, prompts, outputs, settings, drafter, width=width)
+    tokens = compare(texts)
     total = len(tokens.above)
     if total < MIN_TOKENS:
         return Lossless("law", None, f"{total} tokens are too few to tell, p = -")
@@ -241,15 +227,7 @@ TIES = 2  # ulps: a greedy token whose logit is within them of the largest one i
 
 
 def argmax_gap(
-    target: LM,
-    params: ModelParams,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    expected: Sequence[Sequence[int]],
-    settings: dict,
-    *,
-    width: int = 0,
-    ulps: float = TIES,
+    texts: Texts, expected: Sequence[Sequence[int]], *, ulps: float = TIES
 ) -> dict[str, Any]:
     """How far each greedy token is from the largest logit of a plain pass over its whole text.
 
@@ -259,7 +237,7 @@ def argmax_gap(
     which the model computes, at the largest logit. The logits themselves are float32.
 
     Args:
-        target, params, prompts, outputs, settings, width: as for ``compare``.
+        texts: what was decoded.
         expected: the outputs of plain decoding.
         ulps: a token is a tie up to here.
 
@@ -272,15 +250,15 @@ def argmax_gap(
     dtype: list[Any] = []
 
     def call(context: Context) -> np.ndarray:
-        gaps, unit, kind = _gaps(target, params, context)
+        gaps, unit, kind = _gaps(texts.target, texts.params, context)
         dtype.append(kind.dtype)
         return np.stack([np.asarray(gaps), np.asarray(unit)], -1)
 
-    values = at_tokens(call, prompts, outputs, settings, target.vocab_size, width)
+    values = at_tokens(call, texts)
     gaps = [np.minimum(row[:, 0], np.finfo(np.float32).max) for row in values]
     scaled = [gap / row[:, 1] for gap, row in zip(gaps, values, strict=True)]
     every, units = np.concatenate(gaps), np.concatenate(scaled)
-    pairs = enumerate(zip(expected, outputs, strict=True))
+    pairs = enumerate(zip(expected, texts.outputs, strict=True))
     places = [(_common(a, b), i) for i, (a, b) in pairs if list(a) != list(b)]
     first = None
     if places:
@@ -311,23 +289,13 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 @functools.partial(jax.jit, static_argnums=0)
 def _gaps(target, params, context):
     """f32[B,T-1] gap and ulp of every token after the first; an array of the model's dtype."""
-    tokens, maps = context.tokens, context.sampling.maps
-    out = lm.forward(target, params.target, tokens)
+    out = lm.forward(target, params.target, context.tokens)
     kind = out.hidden.dtype
     spacing = jnp.asarray(jnp.finfo(kind).eps, jnp.float32)
 
-    def some(parts):
-        logits, following = parts
-        if target.unembed is not None and maps is None:
-            logits = target.unembed(params.target, logits)
+    def gaps(logits, following, _):
         best = logits.max(-1)
         own = jnp.take_along_axis(logits, following[..., None], -1)[..., 0]
         return best - own, jnp.ldexp(spacing, jnp.frexp(best)[1] - 1)
 
-    if target.unembed is None or maps is not None:
-        logits = logit_maps.along_text(maps, out.logits, tokens)
-        return *some((logits[:, :-1], tokens[:, 1:])), jnp.zeros((), kind)
-    # The logits of all places are never computed.
-    size = max(1, MAX_NUMBERS // (len(tokens) * target.vocab_size))
-    parts = out.hidden[:, :-1], tokens[:, 1:]
-    return *_by_pieces(some, parts, min(size, tokens.shape[1] - 1)), jnp.zeros((), kind)
+    return *_before_tokens(target, params, context, out, gaps), jnp.zeros((), kind)

@@ -32,11 +32,10 @@ import jax
 import numpy as np
 
 from specjax import sampling
-from specjax.bench.lossless import at_tokens, compare
+from specjax.bench.lossless import Texts, at_tokens, compare
 from specjax.data.spelling import spell
-from specjax.types import DETERMINISTIC, LM, Batch, Context, Drafter, ModelParams
+from specjax.types import DETERMINISTIC, Batch, Context, ModelParams
 
-TokenIds = Sequence[Sequence[int]]
 CLASSES = ("special", "whitespace", "punctuation", "number", "function", "content")
 _ENGLISH = (
     # articles, determiners, quantifiers
@@ -69,16 +68,10 @@ _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
 def overlap(
-    target: LM,
-    drafter: Drafter,
-    params: ModelParams,
-    prompts: TokenIds,
-    outputs: TokenIds,
-    settings: dict,
+    texts: Texts,
     *,
     categories: Sequence[str | None] = (),
     decode: Callable[[list[int]], str] | None = None,
-    width: int = 0,
 ) -> dict | None:
     """The probability that a draft token is accepted, averaged over the tokens of the outputs.
 
@@ -88,38 +81,36 @@ def overlap(
     d-th token, given that the tokens before it are the text's.
 
     Args:
-        target, drafter, params: the pair.
-        prompts, outputs: token ids; the outputs must be the target's own, with these settings.
-        settings: arguments of ``sampling.make_sampling``. At temperature 0 both distributions are
-            one-hot, and the overlap is the rate of agreement.
+        texts: with a drafter; the outputs must be the target's own, with these settings. At
+            temperature 0 both distributions are one-hot, and the overlap is the rate of agreement.
         categories: of the prompts, for ``by_category``.
         decode: token ids to text, for ``by_class``.
-        width: length of the longest text, so that several calls share one program; 0 = of these.
 
     Returns:
         {"alpha", "tokens", "by_depth", "by_class", "by_category"}; None for each part that cannot
         be computed. None without output tokens, and for a drafter that has neither function.
     """
+    drafter = texts.drafter
+    assert drafter is not None
     # The probs of a deterministic tree choose its tokens; no token is drawn from them.
     probs = None if drafter.siblings == DETERMINISTIC else drafter.probs
     foresee = None if drafter.training is None else drafter.training.foresee
-    if sampling.make_sampling(1, **settings).maps is not None:
+    if sampling.make_sampling(1, **texts.settings).maps is not None:
         foresee = None  # forecasts are made without penalties, biases and bans
-    if not sum(map(len, outputs)) or (probs is None and foresee is None):
+    if not sum(map(len, texts.outputs)) or (probs is None and foresee is None):
         return None
     by_token = None
     if foresee is not None:
-        call = functools.partial(_call, foresee, params)
-        by_token = at_tokens(call, prompts, outputs, settings, target.vocab_size, width)
+        by_token = at_tokens(functools.partial(_call, foresee, texts.params), texts)
     if probs is not None:
-        values = compare(target, params, prompts, outputs, settings, drafter, width=width).overlap
+        values = compare(texts).overlap
     else:
         assert by_token is not None
         values = np.concatenate([row[:, 0] for row in by_token])
-    classes = None if decode is None else _classes(prompts, outputs, decode)
+    classes = None if decode is None else _classes(texts, decode)
     kinds = None
     if any(categories):
-        kinds = [kind for kind, o in zip(categories, outputs, strict=True) for _ in o]
+        kinds = [kind for kind, o in zip(categories, texts.outputs, strict=True) for _ in o]
     return {
         "alpha": float(values.mean()),
         "tokens": len(values),
@@ -138,9 +129,9 @@ def _by_depth(by_token: list[np.ndarray]) -> list[float]:
     return [float(column.mean()) for column in columns if len(column)]
 
 
-def _classes(prompts: TokenIds, outputs: TokenIds, decode: Callable[[list[int]], str]) -> list[str]:
+def _classes(texts: Texts, decode: Callable[[list[int]], str]) -> list[str]:
     """The class of every output token, in order."""
-    pairs = zip(prompts, outputs, strict=True)
+    pairs = zip(texts.prompts, texts.outputs, strict=True)
     return [kind for p, o in pairs for kind in classify([*p, *o], decode)[len(p) :]]
 
 

@@ -36,6 +36,10 @@ class Method(NamedTuple):
     params: ModelParams
     warm: bool = False  # whether it learns from other prompts before it is measured
 
+    def pair(self, target: LM) -> tuple[LM, Drafter, Accept, ModelParams]:
+        """The first arguments of the loops."""
+        return target, self.drafter, self.accept, self.params
+
 
 class Job(NamedTuple):
     """The model, prompts and settings with which all methods are measured."""
@@ -47,8 +51,8 @@ class Job(NamedTuple):
     batch_size: int
     max_new_tokens: int
     eos_id: tuple[int, ...]
-    seed: int
-    repeats: int
+    seed: int = 0
+    repeats: int = 1
     name: str | None = None  # of the prompt set
     categories: Sequence[str | None] = ()  # of the prompts
     spell: Callable[[list[int]], str] | None = None  # token ids to text
@@ -171,7 +175,7 @@ def run_batch(
     times = [time.perf_counter()]
     state = jax.block_until_ready(begin(job, drafter, params, rows, prompts, brief=brief))
     times.append(time.perf_counter())
-    state, records = _decode(job, method, params, state)
+    state, records = _decode(job, method, state)
     jax.block_until_ready(state.tokens)
     times.append(time.perf_counter())
     state, records = sharding.on_host(state), sharding.fetch(records)
@@ -222,24 +226,15 @@ def one_part(job: Job, method: Method | None) -> tuple[Job, Method | None]:
 
 
 def _decode(
-    job: Job, method: Method | None, params: ModelParams, state: DecodeState
+    job: Job, method: Method | None, state: DecodeState
 ) -> tuple[DecodeState, Records | None]:
     """Decodes a batch; the records are None for plain decoding. ``state`` is donated."""
     loops, most = sharding.loops(job.mesh), job.max_new_tokens
     if method is None:
-        return loops.autoregressive(
-            job.target, params, state, max_steps=most, eos_id=job.eos_id
-        ), None
-    return loops.generate(
-        job.target,
-        method.drafter,
-        method.accept,
-        params,
-        state,
-        max_steps=most,
-        eos_id=job.eos_id,
-        verify_widths=job.verify_widths,
-    )
+        given = job.target, ModelParams(job.params), state
+        return loops.autoregressive(*given, max_steps=most, eos_id=job.eos_id), None
+    how = {"eos_id": job.eos_id, "verify_widths": job.verify_widths}
+    return loops.generate(*method.pair(job.target), state, max_steps=most, **how)
 
 
 def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
@@ -255,7 +250,7 @@ def teach(job: Job, method: Method, prompts: Sequence[Sequence[int]]) -> Method:
     other = job._replace(prompts=prompts, seed=job.seed + job.repeats)
     for rows, ids in batches(other):
         state = begin(other, method.drafter, method.params, rows, ids)
-        state, _ = _decode(other, method, method.params, state)
+        state, _ = _decode(other, method, state)
         state = sharding.on_host(state)
         decode.check(state)
         if job.mesh is not None:

@@ -29,7 +29,7 @@ from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params
 from specjax.control import Controller, calibrated
 from specjax.control import costs as control_costs
 from specjax.control._controller import FOREVER
-from specjax.control.costs import Costs, RoundCosts
+from specjax.control.costs import Costs, Profile, RoundCosts
 from specjax.control.fixed import Length
 from specjax.drafters import _limited
 from specjax.theory import calibration
@@ -88,17 +88,21 @@ def measure(
     make: Callable[[str | Controller], Method],
     report: Callable[[str], None] = print,
     *,
+    names: tuple[str, str],
+    acceptance: bool = True,
     confidences: bool = False,
     nodes: bool = False,
-) -> dict[int, Costs]:
-    """Batch size -> costs; on a mesh, the rows of one device -> costs.
+) -> Profile:
+    """The profile of a drafter; on a mesh, batch sizes are the rows of one device.
 
     Args:
         jobs: one for each batch size and kind of sampling, with the prompts to measure on.
         make: the method with a controller, as ``control.parse`` reads it.
         report: is called with a status message before every job.
+        names: of the target and of the drafter.
+        acceptance: False: the profile has what is assumed in the place of what was measured.
         confidences: whether to fit a temperature to the drafter's confidence at each depth.
-        nodes: whether the lengths are numbers of nodes; acceptance is then not measured.
+        nodes: whether the lengths are numbers of nodes, whose acceptance is not measured.
     """
     found: dict[int, dict[bool, RoundCosts]] = {}
     plain = make("fixed:0").drafter
@@ -119,7 +123,10 @@ def measure(
         size: Costs(lengths, kinds.get(True, either[size]), kinds.get(False, either[size]))
         for size, kinds in found.items()
     }
-    return {size: without_acceptance(own) for size, own in costs.items()} if nodes else costs
+    if nodes or not acceptance:
+        costs = {size: _without_acceptance(own) for size, own in costs.items()}
+    unit = control_costs.NODES if nodes else control_costs.LEVELS
+    return Profile(control_costs.device(), *names, costs, unit)
 
 
 def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
@@ -274,9 +281,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:
     """At most so many rounds; the state and the records of the loop."""
     after, records = sharding.loops(job.mesh).generate(
-        *(job.target, method.drafter, method.accept, method.params, state),
-        max_steps=rounds,
-        verify_widths=job.verify_widths,
+        *method.pair(job.target), state, max_steps=rounds, verify_widths=job.verify_widths
     )
     jax.block_until_ready(after.tokens)
     return after, records
@@ -301,13 +306,8 @@ def _changed(draft_state: Any, kind: type, field: str, value: int) -> Any:
     return jax.tree.map(change, draft_state, is_leaf=lambda x: isinstance(x, kind))
 
 
-def without_acceptance(costs: Costs) -> Costs:
+def _without_acceptance(costs: Costs) -> Costs:
     """The costs, with what is assumed of drafts without a measurement."""
-    assumed: dict[str, Any] = {
-        "acceptance": (control_costs.ACCEPTANCE,) * costs.longest,
-        "finds": 1.0,
-    }
-    kinds: dict[str, Any] = {
-        kind: getattr(costs, kind)._replace(**assumed) for kind in ("greedy", "sampled")
-    }
-    return costs._replace(**kinds)
+    assumed = (control_costs.ACCEPTANCE,) * costs.longest
+    kinds = (kind._replace(acceptance=assumed, finds=1.0) for kind in costs[1:])
+    return Costs(costs.lengths, *kinds)

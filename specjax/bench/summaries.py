@@ -235,15 +235,8 @@ def _check(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dic
             key=lambda each: bool(each.passed),
         )
     else:
-        result = lossless.law_check(
-            job.target,
-            method.params,
-            list(job.prompts) * len(runs),
-            [o for run in runs for o in run.outputs],
-            job.settings,
-            method.drafter,
-            width=job.width + job.max_new_tokens,
-        )
+        outputs = [o for run in runs for o in run.outputs]
+        result = lossless.law_check(_texts(job, method, outputs))
     lossy = {"L1": False, "L2": job.settings["temperature"] > 0}
     if result.passed and lossy.get(method.accept.lossless_class, True):
         # Some texts without a difference do not show that a lossy rule makes none.
@@ -279,30 +272,23 @@ def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
     if job.settings["temperature"] or (other is None and not narrow):
         return None
     job, method = one_part(job, method)
-    return lossless.argmax_gap(
-        job.target,
-        method.params,
-        job.prompts,
-        runs[0].outputs if other is None else other,
-        expected,
-        job.settings,
-        width=job.width + job.max_new_tokens,
-    )
+    texts = _texts(job, method, runs[0].outputs if other is None else other)
+    return lossless.argmax_gap(texts, expected)
 
 
 def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:
     """The field "overlap"."""
     job, method = one_part(job, method)
-    return overlap(
-        job.target,
-        method.drafter,
-        method.params,
-        job.prompts,
-        plain[0].outputs,
-        job.settings,
-        categories=job.categories,
-        decode=job.spell,
-        width=job.width + job.max_new_tokens,
+    texts = _texts(job, method, plain[0].outputs)
+    return overlap(texts, categories=job.categories, decode=job.spell)
+
+
+def _texts(job: Job, method: Method, outputs: Sequence[Sequence[int]]) -> lossless.Texts:
+    """Outputs of one pass or of several ones."""
+    prompts = list(job.prompts) * (len(outputs) // len(job.prompts))
+    width = job.width + job.max_new_tokens
+    return lossless.Texts(
+        job.target, method.params, prompts, outputs, job.settings, method.drafter, width
     )
 
 

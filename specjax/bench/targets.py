@@ -47,17 +47,14 @@ def between(first: Job, other: Job, texts: Sequence[Pass]) -> dict[str, Any]:
     drafter = none.make(first.target)._replace(
         probs=Bound(_probs, in_size(other.target, first.target.vocab_size))
     )
+    params, width = ModelParams(first.params, other.params), first.width + first.max_new_tokens
+    scored = lossless.Texts(
+        first.target, params, first.prompts, outputs, first.settings, drafter, width
+    )
     sampled = first.settings["temperature"] or 1.0
     for name, temperature in (("total_variation", sampled), ("argmax_agreement", 0.0)):
-        shared = lossless.compare(
-            first.target,
-            ModelParams(first.params, other.params),
-            first.prompts,
-            outputs,
-            first.settings | {"temperature": temperature},
-            drafter,
-            width=first.width + first.max_new_tokens,
-        ).overlap
+        settings = first.settings | {"temperature": temperature}
+        shared = lossless.compare(scored._replace(settings=settings)).overlap
         values = shared if temperature == 0 else 1 - shared
         result |= _mean(name, values, outputs)
     return result

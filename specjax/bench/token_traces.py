@@ -33,6 +33,7 @@ ACCEPTED, RESIDUAL, BONUS, PLAIN = range(4)
 
 # (position in the text, token) -> the drafter's probability of the token there.
 DraftProb = Callable[[int, int], float]
+Decoder = Callable[[list[int]], str]  # token ids to text
 
 
 class Scores(NamedTuple):
@@ -89,7 +90,7 @@ def record(job: passes.Job, method: passes.Method, number: int = 0) -> dict[str,
         "temperature": float(job.settings["temperature"]),
         "category": job.categories[number] if job.categories else None,
         "prompt": job.spell(prompt),
-        "rounds": _to_json(job, method, prompt, rounds, job.spell),
+        "rounds": _to_json(job, method, prompt, rounds),
     }
 
 
@@ -145,7 +146,6 @@ def trace(
         max_new_tokens=max_new_tokens,
         eos_id=model.eos_id,
         seed=seed,
-        repeats=1,
         categories=[chosen.category],
         spell=model.spell,
     )
@@ -166,7 +166,7 @@ def _rounds(job: passes.Job, method: passes.Method, number: int) -> Iterator[Rou
     state = passes.begin(job, method.drafter, method.params, [number], [list(job.prompts[number])])
     stop = outcome.stop_ids(job.eos_id)
     while not bool(state.done.all()):
-        state, one = _step(job.target, method.drafter, method.accept, method.params, state, stop)
+        state, one = _step(*method.pair(job.target), state, stop)
         decode.check(state)
         yield jax.device_get(one)
 
@@ -265,7 +265,7 @@ def distance(job: passes.Job, method: passes.Method) -> dict[str, float | None]:
         for rows, prompts in passes.batches(job):
             state = passes.begin(job, drafter, method.params, rows, prompts)
             while not bool(state.done.all()):
-                state, new = _far(job.target, drafter, rule, method.params, state, stop)
+                state, new = _far(*method.pair(job.target), state, stop)
                 decode.check(state)
                 sums += np.asarray(new, np.float64)
     means = [float(x / sums[2]) if sums[2] else None for x in sums[:2]]
@@ -310,13 +310,11 @@ def distances(law: jax.Array, probs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _to_json(
-    job: passes.Job,
-    method: passes.Method,
-    prompt: list[int],
-    rounds: Sequence[Round],
-    decoder: Callable[[list[int]], str],
+    job: passes.Job, method: passes.Method, prompt: list[int], rounds: Sequence[Round]
 ) -> list[dict]:
     """The rounds of row 0 as plain lists."""
+    decoder = job.spell
+    assert decoder is not None
     emitted = [[int(t) for t in one.info.tokens[0][: int(one.info.emitted[0])]] for one in rounds]
     output = [t for tokens in emitted for t in tokens]
     texts = iter(spell(output, decoder, prompt))
@@ -349,11 +347,7 @@ def _origin(info: StepInfo) -> int:
 
 
 def _nodes(
-    one: Round,
-    path: set[int],
-    text: list[int],
-    draft_prob: DraftProb | None,
-    decoder: Callable[[list[int]], str],
+    one: Round, path: set[int], text: list[int], draft_prob: DraftProb | None, decoder: Decoder
 ) -> list[list]:
     """The nodes of a round; ``path`` has the numbers of those that were emitted."""
     draft, parents = one.info.draft, one.parents[0].tolist()

@@ -175,20 +175,24 @@ def accepted(verdict: Verdict) -> jax.Array:
 
 
 def moved(
-    keys: Any, threshold: jax.Array, mean: jax.Array, newest: jax.Array, falls: jax.Array
+    keys: Any, state: Any, verdict: Verdict, levels: jax.Array, falls: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The new threshold and the new mean of the accepted shares, f32[B], as in Draft & Verify.
 
-    The threshold moves towards the acceptance that is aimed at.
+    The threshold moves towards the acceptance that is aimed at. Rounds without a draft change
+    nothing.
 
     Args:
         keys: ``target``, ``step``, ``keep`` and ``memory`` of a controller.
-        threshold, mean: f32[B] the old ones.
-        newest: f32[B] the accepted share of the last round.
+        state: has the old ones, ``threshold`` and ``share``.
+        verdict: of the last round.
+        levels: i32[B] of its draft.
         falls: bool[B] whether the threshold may fall; otherwise it rises or stays.
     """
-    mean = keys.memory * mean + (1 - keys.memory) * newest
+    threshold, newest = state.threshold, accepted(verdict) / jnp.maximum(levels, 1)
+    mean = keys.memory * state.share + (1 - keys.memory) * newest
     lower = jnp.where(falls, threshold - keys.step, threshold)
     aim = jnp.where(mean < keys.target, threshold + keys.step, lower)
     new = jnp.clip(keys.keep * threshold + (1 - keys.keep) * aim, 0, 1)
-    return new.astype(jnp.float32), mean.astype(jnp.float32)
+    changed = new.astype(jnp.float32), mean.astype(jnp.float32)
+    return tree.where_rows(levels > 0, changed, (threshold, state.share))

@@ -25,7 +25,7 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
 from specjax.control.entropy import entropies
-from specjax.declare import key
+from specjax.declare import key, share
 from specjax.types import Context, Draft, Verdict
 
 REFERENCE = "agrawal2024adaedl"
@@ -43,22 +43,17 @@ class Keys(declare.Keys):
 
     OWNER = "adaedl's "
 
-    start: float = key(0.4, "the first threshold", least=0, most=1)
-    target: float = key(
-        0.9,
-        "the share of accepted tokens at which the threshold moves from rising to falling",
-        least=0,
-        most=1,
+    start: float = share(0.4, "the first threshold")
+    target: float = share(
+        0.9, "the share of accepted tokens at which the threshold moves from rising to falling"
     )
-    step: float = key(0.01, "how far the aim is from the threshold", least=0, most=1)
+    step: float = share(0.01, "how far the aim is from the threshold")
     scale: float = key(0.2, "the factor of the entropy", above=0)
-    keep: float = key(0.9, "share of the old threshold in the new one", least=0, most=1)
-    memory: float = key(
+    keep: float = share(0.9, "share of the old threshold in the new one")
+    memory: float = share(
         0.5,
         "share of the earlier rounds in the mean of the accepted shares, which begins at the "
         "target",
-        least=0,
-        most=1,
     )
 
 
@@ -89,7 +84,5 @@ def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
 
 def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted = _controller.drafted(draft)
-    newest = _controller.accepted(verdict) / jnp.maximum(drafted, 1)
     falls = jnp.ones(drafted.shape, bool)
-    moved = _controller.moved(keys, state.threshold, state.share, newest, falls)
-    return jax.tree.map(lambda a, b: jnp.where(drafted > 0, a, b), State(*moved), state)
+    return State(*_controller.moved(keys, state, verdict, drafted, falls))

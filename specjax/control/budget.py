@@ -85,7 +85,7 @@ class Keys(declare.Keys):
     most: int = key(64, "the most nodes that are verified")
     draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
-    weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class")
+    weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
     memory: float = share(0.95, "how much a round counts against the next one")
     patience: float = key(
         4.0, "what drafts may lose before they stop, in rounds without a draft", least=0
@@ -93,9 +93,6 @@ class Keys(declare.Keys):
     explore: float = share(
         0.01, "the share of the time that is spent on trials while nothing is drafted"
     )
-
-    def check(self) -> None:
-        number("budget's weight", self.weight, "above 0", lambda x: x > 0)
 
 
 class Setup(NamedTuple):

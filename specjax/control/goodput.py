@@ -47,7 +47,6 @@ from flax import struct
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import number
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller, length_of
@@ -111,7 +110,9 @@ class Keys(declare.Keys):
         "the share of tokens that is accepted if those before were, as first assumed",
     )
     weight: float = key(
-        4.0, "of the acceptance known before, in tested tokens, and of the batch for each row"
+        4.0,
+        "of the acceptance known before, in tested tokens, and of the batch for each row",
+        above=0,
     )
     memory: float = share(0.95, "how much a tested token counts against the next one")
     explore: float = share(
@@ -125,9 +126,6 @@ class Keys(declare.Keys):
     slack: float = share(
         0.02, "the share of plain decoding's time that drafts may lose; 1: no bound"
     )
-
-    def check(self) -> None:
-        number("goodput's weight", self.weight, "above 0", lambda x: x > 0)
 
 
 class Setup(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import declare
+from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.control import _controller
@@ -92,8 +92,5 @@ def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     # A mean of shares is rounded; a tie counts as one.
     length = jnp.where(mean < keys.below - 1e-6, shorter, state.length)
     length = jnp.where(mean >= keys.above - 1e-6, longer, length)
-    had = drafted > 0
-    return State(
-        jnp.where(had, length, state.length).astype(state.length.dtype),
-        jnp.where(had[:, None], shares, state.shares),
-    )
+    new = State(length.astype(state.length.dtype), shares)
+    return tree.where_rows(drafted > 0, new, state)

@@ -92,12 +92,5 @@ def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
 
 
 def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
-    newest = _controller.accepted(verdict) / jnp.maximum(state.levels, 1)
-    threshold, share = _controller.moved(keys, state.threshold, state.share, newest, state.stopped)
-    drafted = state.levels > 0
-    return State(
-        jnp.where(drafted, threshold, state.threshold),
-        jnp.where(drafted, share, state.share),
-        jnp.zeros_like(state.levels),
-        jnp.zeros_like(state.stopped),
-    )
+    moved = _controller.moved(keys, state, verdict, state.levels, state.stopped)
+    return State(*moved, jnp.zeros_like(state.levels), jnp.zeros_like(state.stopped))

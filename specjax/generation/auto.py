@@ -20,18 +20,19 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import accept as rules
 from specjax import control, drafters, files, registry
-from specjax.bench import measuring, passes, profile
+from specjax.bench import measuring, profile
+from specjax.bench.measuring import Report
 from specjax.bench.metrics import WORTH
-from specjax.bench.passes import Method
+from specjax.bench.passes import Job, Method
 from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
-from specjax.control.costs import Profile, device
+from specjax.control.costs import device
 from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
@@ -42,6 +43,7 @@ AUTO = "auto"
 
 LONGEST = 8  # tokens of a draft, at most; the controller chooses fewer
 CONTROL = "goodput"
+Keys = Mapping[str, Any]  # of a drafter
 # Keys of drafters that name models or tables on disk.
 FILES = ("model", "models", "datastore", "tables")
 # Files whose change makes another model.
@@ -84,12 +86,12 @@ def tune(
     model: Model,
     prompts: Any,
     *,
-    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    methods: Mapping[str, Keys] | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     batch_size: int = 1,
     repeats: int = 3,
-    report: Callable[[str], None] = print,
+    report: Report = print,
 ) -> Choice:
     """Measures drafters on some prompts, and keeps the fastest for ``generate_text``.
 
@@ -121,7 +123,7 @@ def tune(
     ids = encode(model, prompts)
     if whole("batch_size", batch_size, 1) > len(ids):
         raise UserError(f"batch_size is {batch_size} and there are {len(ids)} prompts; give more")
-    job = passes.Job(
+    job = Job(
         model.lm,
         model.params,
         ids,
@@ -129,8 +131,7 @@ def tune(
         batch_size,
         whole("max_new_tokens", max_new_tokens, 1),
         model.eos_ids,
-        0,
-        whole("repeats", repeats, 1),
+        repeats=whole("repeats", repeats, 1),
     )
     _check_methods(chosen := candidates(model.draft is not None) if methods is None else methods)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,11 +169,7 @@ def _check_methods(methods: Any) -> None:
 
 
 def _measured(
-    model: Model,
-    job: passes.Job,
-    methods: Mapping[str, Mapping[str, Any]],
-    folder: Path,
-    report: Callable[[str], None],
+    model: Model, job: Job, methods: Mapping[str, Keys], folder: Path, report: Report
 ) -> list[Tried]:
     """Measures the methods; their profiles are written into ``folder``."""
     made = [
@@ -203,12 +200,7 @@ def _measured(
 
 
 def _with_profile(
-    model: Model,
-    job: passes.Job,
-    label: str,
-    keys: Mapping[str, Any],
-    where: Path,
-    report: Callable[[str], None],
+    model: Model, job: Job, label: str, keys: Keys, where: Path, report: Report
 ) -> tuple[Method, dict[str, Any]]:
     """The method with a controller that knows what rounds cost here, and its keys."""
     own = {key: value for key, value in keys.items() if key != "accept"}
@@ -224,14 +216,14 @@ def _with_profile(
     text = own.get("control")
     if control.wants_profile(text):
         filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
-        costs = profile.measure(
+        measured = profile.measure(
             [job._replace(prompts=filled, eos_id=())],
             make,
             lambda message: report(f"{label}: {message}"),
+            names=(Path(model.target.directory).name, str(own["name"])),
+            acceptance=False,
         )
-        costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
-        name = Path(model.target.directory).name
-        write_json(where, Profile(device(), name, str(own["name"]), costs).to_json())
+        write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
     if model.draft is not None and _needs_model(str(own["name"])):

@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax import decode, drafters, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
+from specjax.bench.passes import Method
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.generation import auto, stops
@@ -178,7 +179,7 @@ def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
     method, seen, shown, done = run.method, len(row.ids), 0, False
     while not done:
         # One round of the program that ``generate_text`` runs.
-        pair = (run.model.lm, method.drafter, method.accept, method.params)
+        pair = method.pair(run.model.lm)
         with memory.errors():
             state, _ = decode.generate(*pair, state, max_steps=1, eos_id=run.eos)
         [new] = decode.outputs(state, [seen])
@@ -323,7 +324,7 @@ class _Run(NamedTuple):
     """What all batches share."""
 
     model: Model
-    method: Any
+    method: Method
     settings: dict
     max_new_tokens: int
     stops: tuple[str, ...]
@@ -363,7 +364,7 @@ def _decode(
     state = _begin(run, rows, count, samples, keys, sizes)
     before = np.asarray(state.length).tolist()
     state, records, cuts = stops.decode_until(
-        *(model.lm, method.drafter, method.accept, method.params, state, [row.ids for row in rows]),
+        *(*method.pair(model.lm), state, [row.ids for row in rows]),
         stop=run.stops,
         decode_ids=model.decode,
         max_steps=run.max_new_tokens,
@@ -450,16 +451,21 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _several(prompts: Any) -> list:
+    prompts = _python(prompts)
     if isinstance(prompts, str):
         return [prompts]
-    if hasattr(prompts, "ndim"):
-        prompts = np.asarray(prompts).tolist()
     if not isinstance(prompts, Sequence):
         raise UserError(f"the prompts are {prompts!r}; give a text, token ids, a chat, or several")
-    prompts = list(prompts)
     if not prompts:
         raise UserError("there is no prompt; give at least one")
-    return [prompts] if isinstance(prompts[0], Mapping | int | np.integer) else prompts
+    return [prompts] if isinstance(prompts[0], Mapping | int) else prompts
+
+
+def _python(value: Any) -> Any:
+    """Arrays and their numbers as lists and numbers of Python, also in lists and tuples."""
+    if hasattr(value, "tolist"):
+        return np.asarray(value).tolist()
+    return [_python(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
@@ -477,23 +483,17 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         text = chats.render(template, prompt, add_generation_prompt=True)
         ids = model.tokenizer.encode(text, add_special_tokens=False).ids
     else:
-        ids = np.asarray(prompt).tolist() if hasattr(prompt, "ndim") else prompt
-        if not isinstance(ids, Sequence) or any(type(i) is not int for i in map(_plain, ids)):
+        ids = prompt
+        if not isinstance(ids, Sequence) or any(type(token) is not int for token in ids):
             raise UserError(
                 f"prompt {number} is {prompt!r}; it must be a text, token ids, or the turns of a "
                 "chat"
             )
-        ids = [int(token) for token in ids]
     if not ids:
         raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
     if isinstance(prompt, str) or _is_chat(prompt):
         return of_text(model.lm, ids, f"prompt {number}")
     return model.lm.prompt(ids)
-
-
-def _plain(token: Any) -> Any:
-    """A NumPy integer as Python's."""
-    return int(token) if isinstance(token, np.integer) else token
 
 
 def prefill(

@@ -208,7 +208,7 @@ def render(
     traces: Sequence[dict],
     title: str,
     *,
-    plots: Mapping[str, str],
+    plots: dict[str, str],
     notices: Sequence[str] = (),
 ) -> str:
     """The report as one self-contained page.
@@ -223,33 +223,6 @@ def render(
         notices: shown at the top of the page.
     """
     return _render(results, traces, title, plots, notices)[0]
-
-
-def write(
-    path: Path,
-    results: dict,
-    traces: Sequence[dict],
-    title: str,
-    *,
-    plots: Mapping[str, str],
-    notices: Sequence[str] = (),
-) -> list[str]:
-    """Writes the page of ``render``, whole or not at all; returns all its notices.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    if path.is_dir():
-        raise UserError(f"cannot write the report {path}: it is a directory; name a file")
-    page, notices = _render(results, traces, title, plots, notices)
-    try:
-        with replacing(path) as fresh:
-            fresh.write_bytes(page.encode(errors="replace"))
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report {path}: {error.strerror}; name another file"
-        ) from None
-    return notices
 
 
 def build(
@@ -283,9 +256,19 @@ def build(
         if trace_path is not None:
             why = f"{trace_path.name} has no trace that can be shown"
         raise UserError(f"{path} has no finished rows, and {why}; there is nothing to report")
+    if out.is_dir():
+        raise UserError(f"cannot write the report {out}: it is a directory; name a file")
     svgs, more = _plots(rows)
     title = title or path.resolve().parent.name
-    return out, write(out, results, traces, title, plots=svgs, notices=[*notices, *more])
+    page, notices = _render(results, traces, title, svgs, [*notices, *more])
+    try:
+        with replacing(out) as fresh:
+            fresh.write_bytes(page.encode(errors="replace"))
+    except OSError as error:
+        raise UserError(
+            f"cannot write the report {out}: {error.strerror}; name another file"
+        ) from None
+    return out, notices
 
 
 def pack(trace: dict) -> str:
@@ -315,11 +298,7 @@ def pack(trace: dict) -> str:
 
 
 def _render(
-    results: dict,
-    traces: Sequence[dict],
-    title: str,
-    plots: Mapping[str, str],
-    notices: Sequence[str],
+    results: dict, traces: Sequence[dict], title: str, plots: dict[str, str], notices: Sequence[str]
 ) -> tuple[str, list[str]]:
     """(page, all its notices)."""
     rows, unfinished = inputs.finished_rows(results.get("rows") or [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax import theory
@@ -38,6 +38,9 @@ MOST_TEMPERATURES = 2  # of plots with groups of bars
 MOST_NAMES = 40  # groups of bars in a panel
 MOST_BARS = 30  # of the plot of the decoding time
 FIRST_SHOWN = " Of rows with the same settings the first is shown."
+SHORTER = (
+    " Of several lengths of a chain the longest is shown, and of several batch sizes the smallest."
+)
 DASHED: dict[str, Any] = {"color": canvas.GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
 POSITIONS = {
     "tau_by_output_position": "output position (tokens)",
@@ -110,16 +113,18 @@ def _points(ax: Axes, xs: Sequence[float], rows: Sequence[dict], style: dict[str
     return ax.errorbar(xs, ys, yerr=_spread(rows), elinewidth=1, capsize=2, **points).lines[0]
 
 
-def _spread(rows: Sequence[dict]) -> list[list[float]]:
-    """[below, above]: from each speed-up to the ends of its passes; 0 where they are not known."""
-    below, above = [], []
-    for row in rows:
-        ends = _list(part(row, "spread"), "speedup")
-        low, high = ends if len(ends) == 2 else (None, None)
-        middle = row["speedup"]
-        below.append(max(middle - low, 0.0) if inputs.is_number(low) else 0.0)
-        above.append(max(high - middle, 0.0) if inputs.is_number(high) else 0.0)
-    return [below, above]
+def _spread(rows: Sequence[dict]) -> list[tuple[float, ...]]:
+    """[below, above]: from each speed-up to the ends of its passes."""
+    ends = [_list(part(row, "spread"), "speedup") for row in rows]
+    pairs = [_distances(row["speedup"], each) for row, each in zip(rows, ends, strict=True)]
+    return list(zip(*pairs, strict=True))
+
+
+def _distances(value: float, ends: Sequence[Any]) -> tuple[float, float]:
+    """From a value down and up to the ends of its range; 0 where they are not known."""
+    low, high = ends if len(ends) == 2 else (math.nan, math.nan)
+    below = max(value - low, 0.0) if inputs.is_number(low) else 0.0
+    return below, max(high - value, 0.0) if inputs.is_number(high) else 0.0
 
 
 def _draft_share(row: dict) -> float:
@@ -214,17 +219,8 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
     if not known:
         return None
     # Acceptance does not depend on the batch, and a longer chain has all depths of a shorter one.
-    panels, left_out = _by_temperature(
-        _by_settings(known),
-        lambda row: (-len(_depths(row)), number(row, "batch_size") or 0),
-        lambda settings: (
-            "batch_size",
-            *(("gamma", "nodes") if settings["shape"] == "chain" else ()),
-        ),
-        "Of several lengths of a chain the longest is shown, and of several batch sizes the "
-        "smallest.",
-    )
-    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    panels, left_out = _by_temperature(_by_settings(known), longest_chain=True)
+    labels = _labels(panels)
     title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
     figure, axes = canvas.canvas(title, list(panels), 3.5 if len(panels) == 1 else 2.9)
     for ax, panel in zip(axes, panels.values(), strict=True):
@@ -266,33 +262,38 @@ def _list(row: dict, name: str) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else []
 
 
+def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The labels of all panels, in the order of their first appearance."""
+    return list(dict.fromkeys(label for panel in panels.values() for label in panel))
+
+
 def _by_temperature(
-    entries: dict[tuple, dict],
-    least: Callable[[dict], Any],
-    ignored: Callable[[dict], Sequence[str]],
-    choice: str,
+    entries: dict[tuple, dict], longest_chain: bool = False
 ) -> tuple[dict[str, dict[str, dict]], str]:
     """(heading -> label -> entry, with a panel for each temperature; a note on what is left out).
 
-    Args:
-        entries: settings as from ``_by_settings`` -> a row.
-        least: row -> a key. Of entries that differ only in ignored settings, the one with the
-            least key is shown.
-        ignored: settings -> the names of those to ignore.
-        choice: the sentence that describes this choice.
+    ``entries`` are settings as from ``_by_settings`` -> a row. Of several batch sizes the smallest
+    is shown; before that, with ``longest_chain``, of several lengths of a chain the longest.
     """
+
+    def rank(row: dict) -> tuple[int, float]:
+        return -len(_depths(row)) * longest_chain, number(row, "batch_size") or 0
+
     chosen: dict[tuple, dict] = {}
     order: dict[tuple, None] = {}  # in the order of their first entries
     for key, row in entries.items():
         settings = dict(key)
         temperature = settings.pop("temperature")
-        names = ignored(settings)
+        lengths = ("gamma", "nodes") if longest_chain and settings["shape"] == "chain" else ()
+        names = ("batch_size", *lengths)
         kept = tuple((name, value) for name, value in settings.items() if name not in names)
         order[kept] = None
         place = (temperature if inputs.is_number(temperature) else 0), kept
-        if place not in chosen or least(row) < least(chosen[place]):
+        if place not in chosen or rank(row) < rank(chosen[place]):
             chosen[place] = row
-    note = f" {choice}" if len(chosen) < len(entries) else ""
+    note = ""
+    if len(chosen) < len(entries):
+        note = SHORTER if longest_chain else " Of several batch sizes the smallest is shown."
     if len(order) > series.MOST:
         note += f" The first {series.MOST} of {len(order)} are shown."
     first = list(order)[: series.MOST]
@@ -361,12 +362,7 @@ def _grouped(
     axis: str,
 ) -> Figure | None:
     """Bars of ``values`` (row -> name -> number) in a panel for each temperature."""
-    chosen, left_out = _by_temperature(
-        entries,
-        lambda row: number(row, "batch_size") or 0,
-        lambda _: ("batch_size",),
-        "Of several batch sizes the smallest is shown.",
-    )
+    chosen, left_out = _by_temperature(entries)
     caption += left_out
     if not chosen:
         return None
@@ -384,7 +380,7 @@ def _grouped(
     if len(names) > MOST_NAMES:
         caption += f" The first {MOST_NAMES} of {len(names)} groups of bars are shown."
         names = names[:MOST_NAMES]
-    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    labels = _labels(panels)
     if len(panels) == 1:
         title += f", {next(iter(panels))}"
     handles: dict[str, Any] = {}
@@ -434,7 +430,8 @@ def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
 
     A grey line is where the most frequent category changes.
     """
-    known = [(row, windows) for row in rows if (windows := _windows(row))]
+    ends = ("first", "last")
+    known = [(row, windows) for row in rows if (windows := _objects(row, "windows", ends))]
     if not known:
         return None
     shown = known[: series.MOST]
@@ -460,13 +457,12 @@ def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
     return canvas.finish(figure, labels, caption)
 
 
-def _windows(row: dict) -> list[dict[str, Any]]:
-    """The windows of a row that can be drawn."""
+def _objects(row: dict, name: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The objects in the list under ``name`` that have numbers under all of the keys."""
     return [
         one
-        for one in _list(row, "windows")
-        if isinstance(one, dict)
-        and all(inputs.is_number(one.get(key)) for key in ("first", "last"))
+        for one in _list(row, name)
+        if isinstance(one, dict) and all(number(one, key) is not None for key in keys)
     ]
 
 
@@ -486,15 +482,10 @@ def tau_along_text(rows: Sequence[dict]) -> Figure | None:
     A panel per temperature and kind of position. Rows of a replay are drawn too.
     """
     known = [row for row in rows if row.get("category") is None and _several_positions(row)]
-    panels, left_out = _by_temperature(
-        _by_settings(known),
-        lambda row: number(row, "batch_size") or 0,
-        lambda _: ("batch_size",),
-        "Of several batch sizes the smallest is shown.",
-    )
+    panels, left_out = _by_temperature(_by_settings(known))
     if not panels:
         return None
-    labels = list(dict.fromkeys(label for panel in panels.values() for label in panel))
+    labels = _labels(panels)
     drawn = [(heading, key) for heading in panels for key in POSITIONS]
     figure, axes = canvas.canvas("Tokens per round along the text", [h for h, _ in drawn], 2.9)
     for ax, (heading, key) in zip(axes, drawn, strict=True):
@@ -504,7 +495,7 @@ def tau_along_text(rows: Sequence[dict]) -> Figure | None:
             places = [_place(one["from"]) for one in ones]
             begins |= {place: one["from"] for place, one in zip(places, ones, strict=True)}
             points = [one["block_efficiency"] for one in ones]
-            spreads = [_distances(one) for one in ones]
+            spreads = [_distances(one["block_efficiency"], _list(one, "interval")) for one in ones]
             bars = list(zip(*spreads, strict=True)) if spreads else None
             look = canvas.style(labels.index(label))
             # Beside each other, so that no bar hides another one.
@@ -532,22 +523,9 @@ def _several_positions(row: dict) -> bool:
 
 def _positions(row: dict, key: str) -> list[dict[str, Any]]:
     """The intervals of positions of a row that can be drawn."""
-    names = ("from", "block_efficiency")
-    return [
-        one
-        for one in _list(row, key)
-        if isinstance(one, dict) and all(number(one, name) is not None for name in names)
-    ]
+    return _objects(row, key, ("from", "block_efficiency"))
 
 
 def _place(begin: float) -> float:
     """Where an interval that begins there is drawn: 0, 32, 64, 128, ... are one apart."""
     return math.log2(max(begin, 16))
-
-
-def _distances(one: dict[str, Any]) -> tuple[float, float]:
-    """From tau down and up to the ends of its interval; 0 if it is not known."""
-    ends, tau = _list(one, "interval"), one["block_efficiency"]
-    if len(ends) != 2 or not all(map(inputs.is_number, ends)):
-        return 0.0, 0.0
-    return max(tau - ends[0], 0.0), max(ends[1] - tau, 0.0)

@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,12 @@ from specjax.bench import (
     provenance,
     targets,
 )
+from specjax.bench.measuring import Report
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.control import Controller
-from specjax.control.costs import LEVELS, NODES, Profile, device
 from specjax.data import progress
 from specjax.data import prompts as prompts_lib
-from specjax.data.progress import Progress
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import NonFiniteLogits, UserError
 from specjax.files import write_json
@@ -45,7 +44,7 @@ from specjax.models import hf
 from specjax.models.hf import origin
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
-from specjax.run.cells import Cell, NotLossless
+from specjax.run.cells import Bench, Cell, NotLossless
 from specjax.run.settings import Settings
 
 __all__ = ["NotLossless", "bench"]
@@ -85,12 +84,13 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     done.take(sharding.of_first(done.batches))
     if len(done):
         console.print(f"[dim]resuming after {len(done)} batches that were measured before[/dim]")
-    cells.note_proofs(console, proven, methods)
+    shared = cells.Bench(settings, console, done, proven, parts)
+    cells.note_proofs(shared, methods)
     with terminal.Status(console, "measuring costs") as status, parts.part("profiles"):
-        grid = with_profiles(settings, target, grid, workdir, done, status.update)
+        grid = with_profiles(shared, target, grid, workdir, status.update)
     try:
-        measured = cells.measure(grid, settings, done, console, proven, parts)
-        further = functools.partial(_on_another, settings, measured, done, console, proven)
+        measured = cells.measure(grid, shared)
+        further = functools.partial(_on_another, shared, measured)
         others = [*map(further, settings.grid.targets)] or None
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
@@ -101,8 +101,8 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    own = _answer_files(texts), command, inputs, others
-    cells.write(settings, workdir, measured, facts, console, *own)
+    own = {"command": command, "target": facts, "inputs_sha256": inputs}
+    cells.write(shared, workdir, measured, _answer_files(texts), others, **own)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
@@ -116,20 +116,13 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
             console.print(Text(f"kept for drafter.name=auto: {text}"))
 
 
-def _on_another(
-    settings: Settings,
-    first: cells.Results,
-    done: Progress,
-    console,
-    proven: Sequence[proofs.Proof],
-    label: str,
-) -> dict[str, Any]:
+def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[str, Any]:
     """Measures with the further target ``label``; what results.json has of it under "targets".
 
     ``first`` are the results with ``config.target``, which get its rows and traces. Prompts and
     settings are the same.
     """
-    own, parts = settings.on(label), first.parts
+    own, console, parts = shared.settings.on(label), shared.console, shared.parts
     with terminal.Status(console, f"reading {label}"), parts.part("reading"):
         other = build.target(own)
         methods = [m._replace(name=f"{label}: {m.name}") for m in build.methods(own, other)]
@@ -138,7 +131,7 @@ def _on_another(
         how = cell.job.settings["temperature"], cell.job.batch_size, cell.job.max_new_tokens
         job = build.job(own, other, cell.prompts, *how)
         grid.append(cell._replace(job=job, methods=methods, name=f"{label}, {cell.name}"))
-    measured = cells.measure(grid, own, done, console, proven, parts, label)
+    measured = cells.measure(grid, shared._replace(settings=own), label)
     compared = []
     with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
         for (cell, one), (mine, two) in zip(first.passes, measured.passes, strict=True):
@@ -191,14 +184,11 @@ def _kept(
 
 
 def _cells(
-    settings: Settings,
-    target: hf.Loaded,
-    methods: list[passes.Method],
-    report: Callable[[str], None],
+    settings: Settings, target: hf.Loaded, methods: list[passes.Method], report: Report
 ) -> list[Cell]:
     """Every cell of the grid. Raises UserError."""
     source, grid = settings.source, []
-    answer = functools.partial(_plain_answers, settings, target, max(settings.batch_sizes), report)
+    answer = functools.partial(_plain_answers, settings, target, report)
     for name, context in itertools.product(source.names, settings.grid.contexts or (0,)):
         chosen = prompts_lib.read(source, target, answer, name=name, context=context)
         more = [str(chosen.name)] * (len(source.names) > 1) + [f"{context} tokens"] * bool(context)
@@ -207,16 +197,12 @@ def _cells(
 
 
 def _plain_answers(
-    settings: Settings,
-    target: hf.Loaded,
-    batch_size: int,
-    report: Callable[[str], None],
-    prompts: Sequence[Prompt],
+    settings: Settings, target: hf.Loaded, report: Report, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
     """New tokens of plain greedy decoding: what later turns follow, for every method."""
     report(f"plain decoding of {len(prompts)} turns of conversations, which other turns follow")
     chosen = PromptSet(None, list(prompts), [])
-    largest = dataclasses.replace(settings, batch_size=batch_size)
+    largest = dataclasses.replace(settings, batch_size=max(settings.batch_sizes))
     job = build.job(settings, target, chosen, 0.0, build.rows(largest, len(prompts)))
     return passes.run_pass(job, None).outputs
 
@@ -258,12 +244,7 @@ def _answer_files(texts: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def with_profiles(
-    settings: Settings,
-    target: hf.Loaded,
-    cells: Sequence[Cell],
-    workdir: Path,
-    done: Progress,
-    report: Callable[[str], None],
+    shared: Bench, target: hf.Loaded, cells: Sequence[Cell], workdir: Path, report: Report
 ) -> list[Cell]:
     """The cells, with a measured profile for each method whose controller wants one.
 
@@ -271,21 +252,22 @@ def with_profiles(
     on the prompts that warm drafters learn from (config.warm_prompts), or else on the first ones
     of the bench; acceptance only on the former, so that no measured text is known before.
     """
+    settings, done = shared.settings, shared.done
     methods, found = list(cells[0].methods), {}
-    if any(
-        control.wants_profile(each.drafter.get("control")) for each in settings.methods.values()
-    ):
-        sharding.check_shared(workdir)  # the first process writes the profiles
     # A length of config.grid.gammas that a method does not have was left out.
     places = {method.name: index for index, method in enumerate(methods)}
     for label, choice in settings.methods.items():
         text = choice.drafter.get("control")
         if label not in places or not control.wants_profile(text):
             continue
+        sharding.check_shared(workdir)  # the first process writes the profiles
         key, path = _without_control(choice), _profile(workdir, label)
         text = control.with_profile(str(text), path)
         if key not in found:
-            found[key] = _measured(settings, target, cells, label, done, report)
+            name = f"profile of {label}"
+            measured = done.get(name) or _measured(settings, target, cells, label, report)
+            found[key] = sharding.of_first(measured)
+            done.put(name, found[key])
         if sharding.is_first():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, found[key])
@@ -307,17 +289,9 @@ def _without_control(choice: MethodChoice) -> str:
 
 
 def _measured(
-    settings: Settings,
-    target: hf.Loaded,
-    cells: Sequence[Cell],
-    label: str,
-    done: Progress,
-    report: Callable[[str], None],
+    settings: Settings, target: hf.Loaded, cells: Sequence[Cell], label: str, report: Report
 ) -> dict[str, Any]:
     """The profile of all methods that differ from this one in their controller only."""
-    name = f"profile of {label}"
-    if (known := done.get(name)) is not None:
-        return known
     choice = settings.methods[label]
     own = [
         control.read(str(each.drafter["control"]))[0]
@@ -330,15 +304,9 @@ def _measured(
     fitted = others and "calibrated" in own
     nodes = profile.by_nodes(choice.drafter["control"])
     say = lambda message: report(f"{label}: {message}")  # noqa: E731
-    costs = profile.measure(jobs, make, say, confidences=fitted, nodes=nodes)
-    if not others:
-        costs = {size: profile.without_acceptance(each) for size, each in costs.items()}
-    model = Path(target.directory).name
-    unit = NODES if nodes else LEVELS
-    measured = Profile(device(), model, str(choice.drafter["name"]), costs, unit).to_json()
-    measured = sharding.of_first(measured)
-    done.put(name, measured)
-    return measured
+    names = Path(target.directory).name, str(choice.drafter["name"])
+    how = {"acceptance": others, "confidences": fitted, "nodes": nodes}
+    return profile.measure(jobs, make, say, names=names, **how).to_json()
 
 
 def _method(settings: Settings, target: hf.Loaded, label: str, text: str | Controller) -> Method:

@@ -13,9 +13,10 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from rich.console import Console
 from rich.text import Text
 
 from specjax.bench import (
@@ -100,30 +101,31 @@ def grid(
     return result
 
 
+class Bench(NamedTuple):
+    """What all parts of a bench share."""
+
+    settings: Settings
+    console: Console
+    done: progress.Progress
+    proven: Sequence[proofs.Proof]
+    parts: Parts
+
+
 class Results(NamedTuple):
     """What was measured."""
 
     rows: list[dict]  # of results.json
     traces: list[dict]  # of trace.jsonl
     passes: list[tuple[Cell, measuring.Measured]]
-    parts: Parts
 
 
-def measure(
-    cells: Sequence[Cell],
-    settings: Settings,
-    done: progress.Progress,
-    console,
-    proven: Sequence[proofs.Proof] = (),
-    parts: Parts | None = None,
-    label: str | None = None,
-) -> Results:
+def measure(cells: Sequence[Cell], bench: Bench, label: str | None = None) -> Results:
     """Measures every cell with every method, and prints each row as soon as it is measured.
 
-    ``parts`` has the seconds of what was done before; ``label`` is that of another target than the
-    configuration's. Raises NonFiniteLogits and UserError.
+    ``label`` is that of another target than the configuration's. Raises NonFiniteLogits and
+    UserError.
     """
-    parts = Parts() if parts is None else parts
+    settings, console, done, proven, parts = bench
     found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
     with terminal.Status(console, "warm drafters learn") as status:
         with parts.part("learning"):
@@ -157,7 +159,7 @@ def measure(
     # Now all shapes are compiled.
     more = [{"compile_seconds": made.seconds.get(row["method"]), "target": label} for row in rows]
     rows = [row | own for row, own in zip(rows, more, strict=True)]
-    return Results(rows, traces, [(cells[number], found[number][0]) for number in order], parts)
+    return Results(rows, traces, [(cells[number], found[number][0]) for number in order])
 
 
 def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
@@ -224,26 +226,27 @@ def _shapes(traced: Sequence[_Traced]) -> list[_Traced]:
     return list(keyed.values())
 
 
-def note_proofs(console, proven: Sequence[proofs.Proof], methods: Sequence[passes.Method]) -> None:
+def note_proofs(bench: Bench, methods: Sequence[passes.Method]) -> None:
     """Prints a line for each proof that proves nothing here."""
     measured = [each for method in methods for each in (method.drafter, method.accept)]
-    for line in proofs.unused(proven, measured):
-        console.print(Text(f"notice: {line}"))
+    for line in proofs.unused(bench.proven, measured):
+        bench.console.print(Text(f"notice: {line}"))
 
 
 def write(
-    settings: Settings,
+    bench: Bench,
     workdir: Path,
     measured: Results,
-    target: dict,
-    console,
     files: Mapping[str, str] | None = None,
-    command: str | None = None,
-    inputs: str | None = None,
     targets: Sequence[dict] | None = None,
+    **more: Any,
 ) -> Path:
     """Writes results.json, what is beside it (``files``: name -> text) and the report; prints the
-    table. Returns the path of results.json. Raises UserError."""
+    table. Returns the path of results.json. Raises UserError.
+
+    ``targets`` and ``more`` are further keys of results.json.
+    """
+    settings, console, seconds = bench.settings, bench.console, bench.parts.seconds
     own, rows, peak = dict(files or {}), measured.rows, results.peak_bytes()
     if measured.traces:
         own["trace.jsonl"] = "".join(json.dumps(trace) + "\n" for trace in measured.traces)
@@ -252,16 +255,14 @@ def write(
         workdir,
         rows,
         files=own,
-        command=command,
-        target=target,
         repeats=settings.repeats,
         uncertainty=uncertainty.ABOUT,
-        seconds=measured.parts.seconds,
+        seconds=seconds,
         processes=jax.process_count(),
         peak_bytes=peak,
         curves=(found := results.curves(rows)),
         targets=targets,
-        inputs_sha256=inputs,
+        **more,
     )
     console.print(terminal.table(rows))
     console.print(
@@ -274,7 +275,7 @@ def write(
         console.print(Text(note, "dim"))
     for line in advice.lines(rows):
         console.print(Text(line))
-    spent = [f"{name} {value:.0f}" for name, value in measured.parts.seconds.items() if value >= 1]
+    spent = [f"{name} {value:.0f}" for name, value in seconds.items() if value >= 1]
     most = "" if peak is None else f"; at most {peak / 1e9:.2f} GB of memory"
     console.print(Text(f"seconds: {', '.join(spent)}{most}", "dim"))
     if settings.show_trace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -15,7 +15,6 @@ from specjax.data import recordings
 from specjax.data.prompt_files import Conversation
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
-from specjax.generation import stops
 from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, generate, process, workdirs
@@ -53,8 +52,9 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     if (console := terminal.console()).is_terminal:  # elsewhere only the conversation is printed
         console.print(Text(build.about(job, [method]), "dim"))
     answers: list[_Answer] = []
+    model = _Model(settings, target, method, job, template)
     with process.held(answers) as interrupts:
-        _converse(settings, target, method, job, conversations, template, answers)
+        _converse(model, conversations, answers)
     facts = None  # the hash of large weights takes longer than an interrupted process has
     if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)
@@ -75,17 +75,19 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
         raise interrupts[0]
 
 
-def _converse(
-    settings: Settings,
-    target: hf.Loaded,
-    method: passes.Method,
-    job: passes.Job,
-    conversations: Sequence[Conversation],
-    template,
-    answers: list[_Answer],
-) -> None:
+class _Model(NamedTuple):
+    """What answers."""
+
+    settings: Settings
+    target: hf.Loaded
+    method: passes.Method
+    job: passes.Job  # with buffers for the longest turn
+    template: Any
+
+
+def _converse(model: _Model, conversations: Sequence[Conversation], answers: list[_Answer]) -> None:
     """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
-    console = terminal.console()
+    console, source = terminal.console(), model.settings.source
     for number, each in enumerate(conversations):
         before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
         heading = ", ".join([*before, *([each.category] if each.category else [])])
@@ -93,11 +95,10 @@ def _converse(
             console.print(Text(heading, "bold"))
         texts: list[str] = []
         for turn in range(len(each.turns)):
-            prompt = prompts_lib.prompt_of(settings.source, target, each, turn, texts, template)
+            given = each, turn, texts, model.template
+            prompt = prompts_lib.prompt_of(source, model.target, *given)
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
-            own = target.lm.continued(prompt.ids)
-            row = stops.Row(own, target.text_tokenizer.decode, settings.stop)
-            answers.append(_answer(job, method, prompt, len(answers), row, target, console))
+            answers.append(_answer(model, prompt, len(answers), console))
             texts.append(answers[-1].said)
 
 
@@ -138,16 +139,9 @@ def _job(
     return build.job(settings, target, prompts, settings.sampling.temperature, 1)
 
 
-def _answer(
-    job: passes.Job,
-    method: passes.Method,
-    prompt: Prompt,
-    number: int,
-    row: stops.Row,
-    target: hf.Loaded,
-    console,
-) -> _Answer:
+def _answer(model: _Model, prompt: Prompt, number: int, console) -> _Answer:
     """Decodes and prints one answer. Raises UserError if the turn is too long."""
+    settings, target, method, job, _ = model
     size, positions = len(prompt.ids), target.config.longest_text
     if size + job.max_new_tokens > positions:
         raise UserError(
@@ -158,7 +152,7 @@ def _answer(
     if size > job.width:
         job = job._replace(prompts=[[0] * size])
     began = time.perf_counter()
-    counts, ids = generate.stream(job, method, prompt.ids, row, console, number=number)
+    counts, ids, cut = generate.stream(job, method, prompt.ids, settings.stop, console, number)
     seconds = time.perf_counter() - began
     tau = counts.tokens / counts.rounds
     note = f"{method.name}: {len(ids)} tokens, tau {tau:.2f}, {len(ids) / seconds:.1f} tokens/s"
@@ -166,6 +160,5 @@ def _answer(
     note += ", compilation included" if number == 0 else ""
     colours = number == 0 and method.drafter.nodes and terminal.has_colours(console)
     console.print(Text(note + ("; green: accepted draft tokens" if colours else ""), "dim"))
-    cut = row.cut()
     ids = ids[: cut.tokens]
     return _Answer(prompt, ids, cut.text, generate.said(cut, ids, target), counts)

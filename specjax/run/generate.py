@@ -15,6 +15,7 @@ from rich.text import Text
 from specjax import accept, decode, sharding
 from specjax.bench import metrics, passes, provenance, results
 from specjax.bench.metrics import Counts
+from specjax.bench.passes import Job, Method
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
@@ -35,7 +36,6 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     console = terminal.console()
     target = build.target(settings)
-    spell = target.text_tokenizer.decode
     if settings.record:
         recordings.check_record(settings.record, workdir, settings.source.names[0])
     temperature = settings.sampling.temperature
@@ -52,8 +52,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         began, [prompt] = time.perf_counter(), chosen.prompts
         job, method = passes.one_part(job._replace(batch_size=1), method)
         console.print(Text(prompt.text, "dim"), end="")
-        row = stops.Row(target.lm.continued(prompt.ids), spell, settings.stop)
-        counts, output = stream(job, method, prompt.ids, row, console)
+        counts, output, _ = stream(job, method, prompt.ids, settings.stop, console)
         counts, outputs = [counts], [output]
         speed = f"{time.perf_counter() - began:.1f} seconds, compilation included"
     else:
@@ -101,7 +100,7 @@ def _summary(row: dict, prompts: list[Prompt], speed: str) -> str:
 class _Turns:
     """Decodes the turns of conversations; keeps the pass and the row of every decoded prompt."""
 
-    def __init__(self, settings: Settings, target: hf.Loaded, method: passes.Method):
+    def __init__(self, settings: Settings, target: hf.Loaded, method: Method):
         self._settings, self._target, self._method = settings, target, method
         self._decoded: dict[tuple, tuple[passes.Pass, int]] = {}
 
@@ -131,37 +130,26 @@ class _Turns:
 
 
 def stream(
-    job: passes.Job,
-    method: passes.Method,
-    ids: list[int],
-    row: stops.Row,
-    console,
-    *,
-    number: int = 0,
-) -> tuple[metrics.Counts, list[int]]:
-    """Prints the continuation of a prompt; its counts and its tokens. Raises NonFiniteLogits.
+    job: Job, method: Method, ids: list[int], stop: tuple[str, ...], console, number: int = 0
+) -> tuple[metrics.Counts, list[int], stops.Cut]:
+    """Prints the continuation of a prompt; its counts, its tokens and its text.
 
-    Accepted draft tokens are coloured on a terminal that has colours.
+    Accepted draft tokens are coloured on a terminal that has colours. Raises NonFiniteLogits.
 
     Args:
         job: its batch size is 1; its longest prompt sizes the buffers.
         method: what decodes.
         ids: the prompt.
-        row: the text, made with the prompt; it ends at a stop string.
+        stop: strings at which the text ends.
         console: where the text is printed.
         number: of the prompt among those of the run; chooses its noise.
     """
+    assert job.spell is not None
+    row = stops.Row(job.target.continued(ids), job.spell, stop)
     state = passes.begin(job, method.drafter, method.params, [number], [ids])
     shown, output, accepted, records = 0, [], [], []
-    for _, info in decode.stream(
-        job.target,
-        method.drafter,
-        method.accept,
-        method.params,
-        state,
-        eos_id=job.eos_id,
-        verify_widths=job.verify_widths,
-    ):
+    how = {"eos_id": job.eos_id, "verify_widths": job.verify_widths}
+    for _, info in decode.stream(*method.pair(job.target), state, **how):
         records.append([np.asarray(x) for x in decode.counts_of(info)])
         new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
         output += new
@@ -172,9 +160,10 @@ def stream(
         if ended:
             break
     row.add((), last=True)
-    console.print(_coloured(row, row.cut().text, accepted, shown))
+    cut = row.cut()
+    console.print(_coloured(row, cut.text, accepted, shown))
     stacked = decode.Records(*(jnp.stack(x) for x in zip(*records, strict=True)))
-    return metrics.count(stacked, [True], method.drafter.longest), output
+    return metrics.count(stacked, [True], method.drafter.longest), output, cut
 
 
 def _coloured(row: stops.Row, text: str, accepted: list[bool], shown: int) -> Text:

@@ -137,13 +137,13 @@ def held(done: Sized) -> Iterator[list[KeyboardInterrupt]]:
 
 def leave(status: int) -> NoReturn:
     """Ends the process at once; the first one of several after ``LEAVING`` seconds."""
-    if sharding.is_first() and jax.distributed.is_initialized():
-        time.sleep(LEAVING)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             if stream.isatty():
                 stream.write(SHOW_CURSOR)
             stream.flush()
+    if sharding.is_first() and jax.distributed.is_initialized():
+        time.sleep(LEAVING)
     os._exit(status)
 
 
@@ -194,36 +194,26 @@ def connected(values: flags.FlagValues, config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """A process that fails ends without waiting for the others, which then fail too."""
+    """A process that fails ends without waiting for the others, which then fail too.
+
+    It leaves when the interpreter ends, before JAX waits for the other processes.
+    """
     try:
         yield
     except UserError:
-        _leave(2)
+        atexit.register(leave, 2)
         raise
     except KeyboardInterrupt as error:
-        _leave(status_of(error))
+        atexit.register(leave, status_of(error))
         raise
     except BaseException as error:
         if not any(word in str(error) for word in _ENDED):
-            _leave(1)
+            atexit.register(leave, 1)
             raise
-        _leave(2)
+        atexit.register(leave, 2)
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None
-
-
-def _leave(status: int) -> None:
-    """Ends this process when the interpreter ends, before JAX waits for the other processes."""
-
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if sharding.is_first():
-            time.sleep(LEAVING)
-        os._exit(status)
-
-    atexit.register(leave)
 
 
 def _check_mode(config: Config) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from specjax import files
 from specjax.bench import methods as methods_lib
 from specjax.bench import proofs, provenance, results
-from specjax.bench.methods import Given, Text
+from specjax.bench.methods import Given, Model, Text
 from specjax.data import progress
 from specjax.data.prompts import PromptSet
 from specjax.errors import UserError
@@ -87,19 +87,16 @@ def measure(
     facts = {"mode": "bench", "target": model.directory, "methods": list(methods), "proof": proof}
     settings = dataclasses.replace(settings, config_json=_text(settings, facts))
     chosen = methods_lib.prompts_of(model, prompts)
-    return _measured(settings, model, chosen, methods, Path(workdir).expanduser(), proven, show)
+    console = terminal.console() if show else Console(quiet=True)
+    bench = cells.Bench(settings, console, progress.Progress(), proven, cells.Parts())
+    return _measured(bench, model, chosen, methods, Path(workdir).expanduser())
 
 
 def _measured(
-    settings: Settings,
-    model: methods_lib.Model,
-    chosen: PromptSet,
-    methods: Mapping[str, Given],
-    workdir: Path,
-    proven: list[proofs.Proof],
-    show: bool,
+    bench: cells.Bench, model: Model, chosen: PromptSet, methods: Mapping[str, Given], workdir: Path
 ) -> dict[str, Any]:
     """``measure``, with what it made of its arguments."""
+    settings = bench.settings
     if not isinstance(methods, Mapping) or not methods:
         raise UserError("methods must be a mapping with at least one name -> (drafter, rule)")
     options = {"seed": settings.seed, "temperatures": settings.temperatures}
@@ -107,15 +104,14 @@ def _measured(
         methods_lib.method_of(model, given, name=str(name), **options)
         for name, given in methods.items()
     ]
-    console = terminal.console() if show else Console(quiet=True)
     results.check_no_training(workdir)
     with workdirs.made(workdir), workdirs.locked(workdir):
         grid = cells.grid(settings, model, built, chosen)
-        cells.note_proofs(console, proven, built)
-        measured = cells.measure(grid, settings, progress.Progress(), console, proven)
+        cells.note_proofs(bench, built)
+        measured = cells.measure(grid, bench)
         name = "" if model.directory else model.lm.name
         about = provenance.target(model.params, name=name, directory=model.directory)
-        path = cells.write(settings, workdir, measured, about, console)
+        path = cells.write(bench, workdir, measured, target=about, inputs_sha256=None)
         cells.check_lossless(measured.rows)
         return files.parsed(path.read_text(encoding="utf-8"))
 

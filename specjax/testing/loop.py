@@ -17,15 +17,13 @@ from specjax.testing import laws, verdicts
 from specjax.theory import statistics
 from specjax.types import LM, Accept, DecodeState, Draft, Drafter, ModelParams
 
-# Rounds compiled into one call of ``generate``.
-STEPS = 3
-
 
 class Fit(NamedTuple):
     """The fit of counts to a law."""
 
     p_value: float
     detectable: float  # a total variation that is missed with probability below 0.01
+    counts: np.ndarray  # i64[V,...,V] how many rows gave each continuation
 
 
 def begin(
@@ -37,12 +35,14 @@ def begin(
     seed: int,
     ids=None,
     width: int | None = None,
+    max_len: int | None = None,
     **settings,
 ) -> DecodeState:
     """The state before the first round.
 
     ``new`` tokens per row (one number or one per row); ``ids`` are the numbers of the rows;
-    ``width`` is that of the packed prompts, by default their longest length.
+    ``width`` is that of the packed prompts, by default their longest length, and ``max_len`` that
+    of the buffers, by default the width and the most new tokens.
     """
     packed, lengths = decode.pack_prompts(prompts, width)
     new = np.broadcast_to(np.asarray(new, np.int32), lengths.shape)
@@ -53,7 +53,7 @@ def begin(
         packed,
         lengths,
         rng.row_keys(seed, list(range(len(prompts))) if ids is None else ids),
-        max_len=int(packed.shape[1] + new.max()),
+        max_len=max_len or int(packed.shape[1] + new.max()),
         limit=lengths + new,
         sampling=sampling.make_sampling(len(prompts), **settings),
     )
@@ -63,49 +63,6 @@ def propose(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
     """The draft of the next round, as the drafter gives it."""
     keys = rng.RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
     return drafter.propose(params, keys, step.context_of(state), state.draft)[0]
-
-
-def finish(
-    target: LM, drafter: Drafter, rule: Accept, params: ModelParams, state: DecodeState, eos_id=None
-) -> DecodeState:
-    """Runs the compiled loop to the end, a few rounds per call: one program for every length."""
-    while not bool(state.done.all()):
-        state, _ = decode.generate(
-            target, drafter, rule, params, state, max_steps=STEPS, eos_id=eos_id
-        )
-    decode.check(state)
-    return state
-
-
-def counts(
-    target: LM,
-    drafter: Drafter,
-    rule: Accept,
-    params: ModelParams,
-    prompt: Sequence[int],
-    steps: int,
-    rows: int,
-    seed: int = 0,
-    **settings,
-) -> np.ndarray:
-    """The number of rows that gave each continuation, i64[V,...,V], ``steps`` axes.
-
-    With ``steps`` > drafter.longest + 1 no single round can emit them all, so noise that is reused
-    between rounds changes their joint law. Raises WrongVerdict for a verdict with a mistake.
-    """
-    state = begin(target, drafter, params, [list(prompt)] * rows, steps, seed, **settings)
-    marks = verdicts.marks(target.vocab_size)
-    state = finish(target, drafter, verdicts.marked(rule), params, state, marks)
-    tokens = np.asarray(state.tokens[:, len(prompt) : len(prompt) + steps])
-    wrong = verdicts.marked_rows(tokens, target.vocab_size)
-    if len(wrong):
-        raise verdicts.WrongVerdict(
-            f"in {len(wrong)} rows the rule gave {verdicts.MISTAKES[wrong[0]]}"
-        )
-    shape = (target.vocab_size,) * steps
-    return np.bincount(
-        np.ravel_multi_index(tuple(tokens.T), shape), minlength=int(np.prod(shape))
-    ).reshape(shape)
 
 
 def loop_fit(
@@ -119,10 +76,27 @@ def loop_fit(
     seed: int = 0,
     **settings,
 ) -> Fit:
-    """Chi-square of ``counts`` against the target's exact law, with its power."""
+    """Chi-square of what ``rows`` rows write in the compiled loop, with its power.
+
+    The texts of ``steps`` tokens are counted against the target's exact law. With ``steps`` >
+    drafter.longest + 1 no single round can emit them all, so noise that is reused between rounds
+    changes their joint law. Raises WrongVerdict for a verdict with a mistake.
+    """
     law = laws.sequence_law(target, params.target, prompt, steps, **settings)
-    observed = counts(target, drafter, rule, params, prompt, steps, rows, seed, **settings)
-    return Fit(statistics.chi_square(observed, law)[2], detectable(law, rows))
+    marked, marks = verdicts.marked(rule), verdicts.marks(target.vocab_size)
+    state = begin(target, drafter, params, [list(prompt)] * rows, steps, seed, **settings)
+    pair = (target, drafter, marked, params)
+    state, _ = decode.generate(*pair, state, max_steps=steps, eos_id=marks)
+    decode.check(state)
+    tokens = np.asarray(state.tokens[:, len(prompt) : len(prompt) + steps])
+    wrong = verdicts.marked_rows(tokens, target.vocab_size)
+    if len(wrong):
+        raise verdicts.WrongVerdict(
+            f"in {len(wrong)} rows the rule gave {verdicts.MISTAKES[wrong[0]]}"
+        )
+    texts = np.ravel_multi_index(tuple(tokens.T), law.shape)
+    counts = np.bincount(texts, minlength=law.size).reshape(law.shape)
+    return Fit(statistics.chi_square(counts, law)[2], detectable(law, rows), counts)
 
 
 def detectable(law: np.ndarray, rows: int, level: float = 1e-3, missed: float = 0.01) -> float:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling, step, tree
+from specjax import accept, decode, step, tree
 from specjax.testing import loop
 from specjax.testing.findings import Finding
 from specjax.testing.models import TabularCache, prompts_of
@@ -77,24 +77,14 @@ def _prefilled(
     drafter: Drafter, target: LM, params: ModelParams, like: DecodeState | None = None
 ) -> DecodeState:
     """A state after the prefill of PROMPTS, or of the texts of the state ``like``."""
-    packed, lengths = decode.pack_prompts(prompts_of(target, PROMPTS))
-    size = packed.shape[1] + NEW
-    if like is None:
-        tokens = jnp.pad(packed, ((0, 0), (0, NEW)), constant_values=-1)
-    else:
-        lengths, tokens = jnp.copy(like.length), like.tokens[:, :size]
-        tokens = jnp.where(jnp.arange(size) < lengths[:, None], tokens, -1)
-    return decode.prefill(
-        target,
-        drafter,
-        params,
-        tokens,
-        lengths,
-        rng.row_keys(3, len(PROMPTS)),
-        max_len=size,
-        limit=jnp.full_like(lengths, size),
-        sampling=sampling.make_sampling(len(PROMPTS), TEMPERATURES),
-    )
+    texts = prompts_of(target, PROMPTS)
+    size = max(map(len, texts)) + NEW
+    if like is not None:
+        pairs = zip(np.asarray(like.tokens), np.asarray(like.length), strict=True)
+        texts = [row[:length].tolist() for row, length in pairs]
+    new = [size - len(text) for text in texts]
+    options = {"width": size, "max_len": size, "temperature": TEMPERATURES}
+    return loop.begin(target, drafter, params, texts, new, 3, **options)
 
 
 def _compare(

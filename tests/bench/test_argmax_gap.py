@@ -31,13 +31,18 @@ def greedy(prompt, count, replaced=None):
 EXPECTED = [greedy(prompt, 9) for prompt in PROMPTS]
 
 
+def scored(outputs, settings, target, **options):
+    texts = lossless.Texts(target, ModelParams(TABLE), PROMPTS, outputs, settings)
+    return lossless.argmax_gap(texts, EXPECTED, **options)
+
+
 def test_gaps_against_the_table():
-    same = lossless.argmax_gap(TARGET, ModelParams(TABLE), PROMPTS, EXPECTED, EXPECTED, GREEDY)
+    same = scored(EXPECTED, GREEDY, TARGET)
     assert (same["within"], same["identical"], same["largest"], same["different"]) == (1, 1, 0, 0)
     assert (same["tokens"], same["dtype"], same["first_difference"]) == (27, "float32", None)
     # The second prompt differs first, at token 2; the third one at token 4.
     other = [EXPECTED[0], greedy(PROMPTS[1], 9, 2), greedy(PROMPTS[2], 9, 4)]
-    found = lossless.argmax_gap(TARGET, ModelParams(TABLE), PROMPTS, other, EXPECTED, GREEDY)
+    found = scored(other, GREEDY, TARGET)
     table, gaps, ulps = np.asarray(TABLE), [], []
     for prompt, output in zip(PROMPTS, other, strict=True):
         text = [*prompt, *output]
@@ -55,10 +60,10 @@ def test_gaps_against_the_table():
     assert first["ulps"] == pytest.approx(ulps[9 + 2])
     # A text that ends early differs where it ends; a bias is part of the logits.
     short = [EXPECTED[0][:4], *EXPECTED[1:]]
-    found = lossless.argmax_gap(TARGET, ModelParams(TABLE), PROMPTS, short, EXPECTED, GREEDY)
+    found = scored(short, GREEDY, TARGET)
     assert found["first_difference"] == {"prompt": 0, "token": 4, "ulps": None}
     biased = GREEDY | {"logit_bias": {EXPECTED[0][0]: -30.0}, "vocab_size": V}
-    found = lossless.argmax_gap(TARGET, ModelParams(TABLE), PROMPTS, EXPECTED, EXPECTED, biased)
+    found = scored(EXPECTED, biased, TARGET)
     assert found["identical"] < 1 and found["largest"] > 20
 
 
@@ -71,7 +76,7 @@ def test_a_bfloat16_model_has_the_ulps_of_bfloat16():
     """The same float32 logits, of a model that computes in bfloat16: its spacing has 7 bits."""
     target = TARGET._replace(apply=narrow, unembed=None)
     outputs = [greedy(PROMPTS[0], 9, 3), *EXPECTED[1:]]
-    found = lossless.argmax_gap(target, ModelParams(TABLE), PROMPTS, outputs, EXPECTED, GREEDY)
+    found = scored(outputs, GREEDY, target)
     place = [*PROMPTS[0], *outputs[0]]
     row = np.asarray(TABLE)[place[3], place[4]]
     gap, best = row.max() - row[place[5]], row.max()
@@ -79,9 +84,7 @@ def test_a_bfloat16_model_has_the_ulps_of_bfloat16():
     ulps = gap / 2.0 ** (math.floor(math.log2(abs(best))) - 7)
     assert found["largest_ulps"] == found["first_difference"]["ulps"] == pytest.approx(ulps)
     for most, within in ((ulps * 1.01, 1.0), (ulps * 0.99, 26 / 27)):
-        again = lossless.argmax_gap(
-            *(target, ModelParams(TABLE), PROMPTS, outputs, EXPECTED, GREEDY), ulps=most
-        )
+        again = scored(outputs, GREEDY, target, ulps=most)
         assert again["within"] == pytest.approx(within)
 
 

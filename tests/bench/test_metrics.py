@@ -122,7 +122,8 @@ def check(drafter, rule):
     state = start(drafter, PAIR, ROWS, NEW)
     state, _ = decode.generate(MODEL, drafter, rule, PAIR, state, max_steps=NEW)
     outputs = decode.outputs(state, [2] * ROWS)
-    return lossless.law_check(MODEL, PAIR, [[1, 2]] * ROWS, outputs, {"temperature": 1.0}, drafter)
+    given = PAIR, [[1, 2]] * ROWS, outputs, {"temperature": 1.0}, drafter
+    return lossless.law_check(lossless.Texts(MODEL, *given))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_the_law_check_detects_wrong_drafts():
 
 
 def test_the_law_check_does_not_decide_with_few_tokens():
-    result = lossless.law_check(MODEL, PAIR, [[1, 2]], [[1, 2, 3]], {"temperature": 1.0})
+    texts = lossless.Texts(MODEL, PAIR, [[1, 2]], [[1, 2, 3]], {"temperature": 1.0})
+    result = lossless.law_check(texts)
     assert result.passed is None and "3 tokens are too few" in result.detail
 
 

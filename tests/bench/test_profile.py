@@ -156,7 +156,9 @@ def test_measured_in_the_loop(name, keys, monkeypatch):
     monkeypatch.setattr(profile, "MISSED_SAMPLES", 2)
     lines = []
     jobs = [job(), job(1.0), job(1.0, 4)]
-    found = profile.measure(jobs, maker(name, **keys), lines.append)
+    measured = profile.measure(jobs, maker(name, **keys), lines.append, names=("m", "d"))
+    assert measured[1:3] == ("m", "d")
+    found = measured.batches
     assert sorted(found) == [2, 4] and len(lines) == 3
     for costs in found.values():
         assert costs.lengths == (0, 1, 2, 3)
@@ -227,7 +229,8 @@ def test_on_a_mesh():
         return one._replace(params=sharding.place(mesh, MODEL, one.params))
 
     own = job(mesh=mesh)
-    found = profile.measure([own._replace(params=make("fixed:0").params.target)], make, print)
+    own = own._replace(params=make("fixed:0").params.target)
+    found = profile.measure([own], make, print, names=("m", "d")).batches
     assert found[2].lengths == (0, 1, 2, 3) and found[2].greedy.times[0] == 1
     assert min(found[2].greedy.acceptance) > 0.9
 
@@ -259,7 +262,8 @@ def test_rounds_with_so_many_nodes(name, monkeypatch):
         return RoundCosts(times, (0.5,) * 2)
 
     monkeypatch.setattr(profile, "_measured", measured)
-    found = profile.measure([one], with_rule, lambda message: None, nodes=True)
+    how = {"names": ("m", "d"), "nodes": True}
+    found = profile.measure([one], with_rule, lambda message: None, **how).batches
     assert lengths == [(0, 1, 3, 6)] and found[2].lengths == (0, 1, 3, 6)
     assert len(found[2].greedy.acceptance) == 6
     assert profile.by_nodes("budget") and not profile.by_nodes("goodput")

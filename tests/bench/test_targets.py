@@ -82,9 +82,7 @@ MUTANTS = {
     "texts of the other target": (
         lossless,
         "compare",
-        lambda target, params, prompts, outputs, *more, **keys: COMPARE(
-            *(target, params, prompts, texts(0.6)[1].outputs, *more), **keys
-        ),
+        lambda scored: COMPARE(scored._replace(outputs=texts(0.6)[1].outputs)),
     ),
     "without the settings": (
         sampling,

@@ -36,10 +36,10 @@ def test_pieces_of_a_text_give_the_same(small, name, settings):
     drafter = drafters.make(name, target, **keys)
     whole = target._replace(unembed=None)
     given = [ModelParams(params, {}), PROMPTS, OUTPUTS, settings, drafter]
-    expected = lossless.compare(whole, *given)
+    expected = lossless.compare(lossless.Texts(whole, *given))
     for numbers in (3 * target.vocab_size, target.vocab_size):  # three places of a row; one
         small(numbers)
-        got = lossless.compare(target, *given)
+        got = lossless.compare(lossless.Texts(target, *given))
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -70,6 +70,6 @@ def test_forecasts_are_made_of_as_many_rows_as_fit(small, monkeypatch):
 
     mine = drafter._replace(training=drafter.training._replace(foresee=foresee), probs=None)
     small(2 * 20 * target.vocab_size)
-    keys = {"settings": {"temperature": 1.0}, "width": 20}
-    assert overlap(target, mine, ModelParams(params, {}), PROMPTS, OUTPUTS, **keys) is not None
+    given = ModelParams(params, {}), PROMPTS, OUTPUTS, {"temperature": 1.0}, mine, 20
+    assert overlap(lossless.Texts(target, *given)) is not None
     assert sizes == [(2, 20)]  # traced once, for both calls

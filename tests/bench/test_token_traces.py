@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specjax import accept, drafters, sampling, testing
-from specjax.bench import metrics, passes, timing, token_traces
+from specjax.bench import lossless, metrics, passes, timing, token_traces
 from specjax.bench.overlap import overlap
 from specjax.models import lm
 from specjax.report import inputs, terminal
@@ -171,8 +171,9 @@ def check_scores(token, probability, rank, probs):
 def test_overlap_by_hand(temperature):
     work, one = job(temperature), method("chain")
     outputs = passes.run_pass(work, None).outputs
-    common = (one.params, work.prompts, outputs, work.settings)
-    result = overlap(TARGET, one.drafter, *common, categories=work.categories, decode=spell)
+    given = one.params, work.prompts, outputs, work.settings, one.drafter
+    texts = lossless.Texts(TARGET, *given)
+    result = overlap(texts, categories=work.categories, decode=spell)
     assert result is not None
     values = []
     for prompt, output in zip(work.prompts, outputs, strict=True):
@@ -195,7 +196,7 @@ def test_overlap_by_hand(temperature):
     if temperature == 0:
         assert result["by_depth"] == pytest.approx([result["alpha"]] * 3, abs=0.2)
     unknown = one.drafter._replace(probs=None, training=None)
-    assert overlap(TARGET, unknown, *common) is None
+    assert overlap(texts._replace(drafter=unknown)) is None
 
 
 def test_the_overlap_is_not_the_acceptance_rate_of_a_loop():
@@ -212,7 +213,8 @@ def test_the_overlap_is_not_the_acceptance_rate_of_a_loop():
     prompts = [[i % 2, i % 2] for i in range(64)]
     work = passes.Job(TARGET, tables.target, prompts, settings, 64, 80, (), 0, 1)
     outputs = passes.run_pass(work, None).outputs
-    result = overlap(TARGET, drafter, tables, work.prompts, outputs, settings)
+    texts = lossless.Texts(TARGET, tables, work.prompts, outputs, settings, drafter)
+    result = overlap(texts)
     one = passes.Method("x", drafter, accept.load("chain"), tables)
     counts = metrics.total(passes.run_pass(work, one).counts)
     assert result is not None and result["alpha"] == pytest.approx(5 / 6, abs=0.02)

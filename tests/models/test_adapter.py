@@ -228,7 +228,7 @@ def test_the_law_of_sampled_text(shape):
     )
     assert fit.p_value > 1e-3 and fit.detectable < 0.03, fit
     wrong = ModelParams(jax.tree.map(lambda x: 0.8 * x, target), draft)
-    counted = loop.counts(lm, drafter, rules, wrong, [1, 2], 4, 30_000, **settings)
+    counted = loop.loop_fit(lm, drafter, rules, wrong, [1, 2], 4, 30_000, **settings).counts
     law = laws.sequence_law(lm, target, [1, 2], 4, **settings)
     assert statistics.chi_square(counted, law)[2] < 1e-6
 

@@ -9,8 +9,6 @@ import pytest
 import report_cases
 from browser_cases import DIFFICULT, LAPTOP
 
-from specjax.report import html
-
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -53,7 +51,7 @@ def report(tmp_path_factory):
         report_cases.trace(1, method="difficult") | {"rounds": tokens},
     ]
     path = tmp_path_factory.mktemp("report") / "report.html"
-    html.write(
+    report_cases.write(
         path,
         report_cases.results(),
         traces,

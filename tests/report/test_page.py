@@ -194,7 +194,10 @@ def test_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
 
     path = tmp_path / "report.html"
     path.write_text("old")
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(report_cases.results()))
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(UserError, match="No space left on device"):
-        html.write(path, report_cases.results(), [], "t", plots={})
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["report.html"]
+        html.build(results)
+    assert path.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["report.html", "results.json"]

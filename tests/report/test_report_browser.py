@@ -6,8 +6,6 @@ import pytest
 import report_cases
 from browser_cases import LAPTOP, PHONE, inside, status
 
-from specjax.report import html
-
 pytestmark = pytest.mark.browser
 
 
@@ -55,14 +53,14 @@ def test_the_table_fits_into_a_laptop(visit, tmp_path):
     errors = {"block_efficiency": 0.12, "acceptance_rate": 0.05}
     row = report_cases.row("token_recycling", "deterministic", class_status="declared")
     row |= {"standard_errors": errors, "system_efficiency": 1.5}
-    html.write(tmp_path / "a.html", report_cases.results([row]), [], "a", plots={})
+    report_cases.write(tmp_path / "a.html", report_cases.results([row]), [], "a", plots={})
     scroll = visit(tmp_path / "a.html", LAPTOP).locator(".scroll")
     assert scroll.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
 
 
 def test_a_long_label_does_not_make_a_high_row(visit, tmp_path):
     rows = [report_cases.row("x" * 400, prompt_set="y" * 400)]
-    html.write(tmp_path / "a.html", report_cases.results(rows), [], "a", plots={})
+    report_cases.write(tmp_path / "a.html", report_cases.results(rows), [], "a", plots={})
     row = visit(tmp_path / "a.html").locator("table.results > tbody > tr").first
     assert row.bounding_box()["height"] < 200
 
@@ -87,9 +85,9 @@ def test_a_phone_shows_the_page_without_horizontal_scrolling(visit, report, dark
 
 def test_a_report_with_traces_only_and_one_without_traces(visit, tmp_path):
     traces = [report_cases.trace(3)]
-    html.write(tmp_path / "a.html", report_cases.results([]), traces, "a", plots={})
+    report_cases.write(tmp_path / "a.html", report_cases.results([]), traces, "a", plots={})
     assert status(visit(tmp_path / "a.html")).startswith("Round 1 of 3")
-    html.write(tmp_path / "b.html", report_cases.results(), [], "b", plots={})
+    report_cases.write(tmp_path / "b.html", report_cases.results(), [], "b", plots={})
     page = visit(tmp_path / "b.html")
     assert "There is no trace to show." in page.inner_text("body")
     assert page.locator("#viewer").count() == 0

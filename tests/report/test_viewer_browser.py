@@ -106,7 +106,7 @@ def test_arrow_keys_step_wherever_the_focus_is(visit, report):
 
 def test_the_summary_of_a_long_prompt_keeps_its_keys(visit, tmp_path):
     trace = report_cases.trace(9, prompt="long " * 200)
-    html.write(tmp_path / "a.html", report_cases.results(), [trace], "a", plots={})
+    report_cases.write(tmp_path / "a.html", report_cases.results(), [trace], "a", plots={})
     page = visit(tmp_path / "a.html")
     page.locator(".prompt summary").focus()
     page.keyboard.press("ArrowRight")
@@ -165,7 +165,7 @@ def deep_draft(depth: int) -> list[list]:
 def test_a_deep_tree_shows_one_line_and_the_rank_of_each_node(visit, tmp_path, size):
     trace = report_cases.trace(1)
     trace["rounds"][0]["draft"] = deep_draft(16)
-    html.write(tmp_path / "deep.html", report_cases.results(), [trace], "deep", plots={})
+    report_cases.write(tmp_path / "deep.html", report_cases.results(), [trace], "deep", plots={})
     page = visit(tmp_path / "deep.html", size)
     script = "all => all.map(r => r.offsetHeight)"
     heights = page.eval_on_selector_all("#draft tr[data-node]", script)
@@ -180,7 +180,7 @@ def test_a_deep_tree_shows_one_line_and_the_rank_of_each_node(visit, tmp_path, s
 
 def test_keys_work_on_the_checkbox_and_greedy_traces_have_a_note(visit, tmp_path):
     traces = [report_cases.trace(9), report_cases.trace(9, temperature=1.0)]
-    html.write(tmp_path / "a.html", report_cases.results(), traces, "a", plots={})
+    report_cases.write(tmp_path / "a.html", report_cases.results(), traces, "a", plots={})
     page = visit(tmp_path / "a.html")
     page.locator("#rejects").focus()
     page.keyboard.press("ArrowRight")
@@ -231,7 +231,7 @@ def test_a_hundred_thousand_tokens_open_and_step(visit, tmp_path):
     trace = report_cases.trace(31_000)
     count = len(trace["rounds"])
     assert sum(len(one["out"]) for one in trace["rounds"]) > 100_000
-    html.write(tmp_path / "long.html", report_cases.results(), [trace], "long", plots={})
+    report_cases.write(tmp_path / "long.html", report_cases.results(), [trace], "long", plots={})
     start = time.perf_counter()
     page = visit(tmp_path / "long.html")
     assert status(page).startswith(f"Round 1 of {count}")

@@ -104,7 +104,7 @@ def test_paths_are_checked_in_the_counted_loop():
     mutant = mutants.named("wrong_interior_path")
     _, target, drafter, params = cases.case("iid")
     with pytest.raises(testing.WrongVerdict, match="rows the rule gave a path on which"):
-        loop.counts(target, drafter, mutant.rule(), params, cases.PROMPT, 4, 1000)
+        loop.loop_fit(target, drafter, mutant.rule(), params, cases.PROMPT, 4, 1000)
 
 
 @pytest.mark.slow
