@@ -56,6 +56,7 @@ class Facts(NamedTuple):
     once: bool = False  # of a tuple: whether each value may be there once only
     group: type[Keys] | None = None  # declares the keys of this group
     free: bool = False  # a group whose keys are declared elsewhere
+    needs: str = ""  # another key, without which this one has no effect
 
 
 class Key(NamedTuple):
@@ -198,7 +199,18 @@ class Keys:
                 value = value.item()  # what files and programs hold is Python's
             each.check(value, self.OWNER)
             object.__setattr__(self, each.name, value)
+        self._check_effects()
         self.check()
+
+    def _check_effects(self) -> None:
+        for each in keys_of(type(self)):
+            value, other = getattr(self, each.name), each.facts.needs
+            if other and value != each.default and not (own := getattr(self, other)):
+                name, other = f"{self.OWNER}{each.name}", f"{self.OWNER}{other}"
+                raise UserError(
+                    f"{name} is {value!r} and {other} is {own!r}, so it has no effect; give "
+                    f"{other}, or leave {name} out"
+                )
 
     def check(self) -> None:
         """Raises UserError for keys that do not go together."""

@@ -342,8 +342,13 @@ class GenerationKeys(declare.Keys):
         "turns, if they have at most prompt_tokens tokens. Empty: it continues lines of "
         "config.data",
     )
-    chat: str = key("", 'template of the questions; "own": the target\'s')
-    skip: int = key(0, "so many questions are left out first: those of earlier runs", least=0)
+    chat: str = key("", 'template of the questions; "own": the target\'s', needs="prompts")
+    skip: int = key(
+        0,
+        "so many questions are left out first: those of earlier runs",
+        least=0,
+        needs="prompts",
+    )
     new_tokens: int = key(96, "of each continuation", least=1)
     temperatures: tuple[float, ...] = key(
         (0.0, 1.0), "of the continuations, by turns", least=0, once=True

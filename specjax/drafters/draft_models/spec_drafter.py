@@ -217,17 +217,10 @@ class LossKeys(declare.Keys):
         "None: 0.4, so with the defaults the rate falls from 0.5 to 0.3",
         least=0,
         most=1,
+        needs="glancing",
     )
     run_steps: int = key(0, "steps of the run")
     remat: bool = key(False, "recompute each layer in the backward pass")
-
-    def check(self) -> None:
-        """Raises UserError for a value without effect."""
-        if self.fall is not None and not self.glancing:
-            raise UserError(
-                f"loss.fall is {self.fall} and loss.glancing is 0, so no rate falls; give "
-                "loss.glancing, or leave loss.fall out"
-            )
 
 
 @declare.method(LossKeys)

@@ -262,8 +262,8 @@ def test_errors():
     refused("loss.detach is 1; it must be True or False", detach=1)
     refused("loss.divergence is 'js'; it must be one of forward_kl", divergence="js")
     refused("loss.top_k_weight are all 0; make one of them positive", feature=0, weight=0)
-    refused("loss.top_k is 5 and loss.top_k_weight, its weight, is 0", top_k=5)
-    refused("loss.divergence is 'lk' and loss.weight, its weight, is 0", divergence="lk", weight=0)
+    refused("loss.top_k is 5 and loss.top_k_weight is 0", top_k=5)
+    refused("loss.divergence is 'lk' and loss.weight is 0", divergence="lk", weight=0)
     refused("eagle3 does not predict the target's features; leave it 0", eagle3, feature=1.0)
     wide = {"feature": 0.0, "top_k": 13, "top_k_weight": 1.0}
     refused("loss.top_k is 13 and the draft vocabulary has 12 tokens", eagle3, **wide)

@@ -53,7 +53,9 @@ from specjax.drafters.heads import _shape
 from specjax.errors import UserError
 from specjax.models.config_values import (
     MASK_IDS,
+    agreed,
     agreed_layers,
+    check_equal,
     check_layers,
     check_method,
     check_only,
@@ -201,12 +203,7 @@ def _flat(where: object, raw: Mapping[str, Any]) -> dict[str, Any]:
     known = {key: _EAGLE_CONFIG.get(key, False) for key in nested}
     only = {key: value for key, value in known.items() if value is not None}
     check_only(where, nested, only, "eagle_config.")
-    for key, value in nested.items():
-        if key in raw and raw[key] != value and key not in only:
-            raise UserError(
-                f"{where}: {key} is {raw[key]!r} and eagle_config.{key} is {value!r}; "
-                "they must be equal"
-            )
+    check_equal(where, raw, "eagle_config", nested, nested.keys() - only.keys())
     return {**nested, **raw}
 
 
@@ -285,11 +282,8 @@ def _norm_output(raw: _Raw, notes: dict[str, str]) -> bool:
     where, dialect, own, flat, *_ = raw
     value, stated = switch(where, flat, "norm_output"), switch(where, own, "norm_output")
     if stated is not None:
-        if value is not None and value != stated and dialect != "specforge":
-            raise UserError(
-                f"{where}: norm_output is {value} and {OWN}.norm_output is {stated}; they must be "
-                "equal"
-            )
+        if dialect != "specforge":
+            agreed(where, {"norm_output": value, f"{OWN}.norm_output": stated})
         notes["norm_output"] = "specjax.norm_output"
         return stated
     if value and dialect == "specforge":

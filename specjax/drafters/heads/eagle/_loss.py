@@ -170,10 +170,16 @@ class LossKeys(declare.Keys):
         "from the target's distribution, one of ``divergences.DIVERGENCES``; forward KL has the "
         "gradient of the cross-entropy with soft labels",
         choices=tuple(DIVERGENCES),
+        needs="weight",
     )
     weight: float = key(0.1, "weight of the divergence", least=0)
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)
-    top_k: int = key(10, "how many of the target's best tokens the next term is about", least=1)
+    top_k: int = key(
+        10,
+        "how many of the target's best tokens the next term is about",
+        least=1,
+        needs="top_k_weight",
+    )
     top_k_weight: float = key(0.0, "weight of -sum p(x) log q(x) over the best tokens x", least=0)
     places: int = key(
         0,
@@ -200,16 +206,6 @@ class LossKeys(declare.Keys):
                 "loss.feature, loss.weight, loss.ce and loss.top_k_weight are all 0; make one of "
                 "them positive"
             )
-        for name, usual, other in (
-            ("divergence", "forward_kl", "weight"),
-            ("top_k", 10, "top_k_weight"),
-        ):
-            value = getattr(self, name)
-            if value != usual and not getattr(self, other):
-                raise UserError(
-                    f"loss.{name} is {value!r} and loss.{other}, its weight, is 0; give "
-                    f"loss.{other}, or leave loss.{name} out"
-                )
         if self.detach and self.steps == 1:
             raise UserError(
                 "loss.detach is True and has no effect on one step; raise loss.steps, or set "

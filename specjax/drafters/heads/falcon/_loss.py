@@ -113,10 +113,17 @@ class LossKeys(declare.Keys):
     feature: float = key(1.0, "weight of smooth L1 from the target's feature", least=0)
     weight: float = key(0.1, "weight of the next two terms", least=0)
     hard: float = key(
-        0.1, "share of the cross-entropy with the token that the target prefers", least=0, most=1
+        0.1,
+        "share of the cross-entropy with the token that the target prefers",
+        least=0,
+        most=1,
+        needs="weight",
     )
     divergence: str = key(
-        "forward_kl", "one of ``divergences.DIVERGENCES``", choices=tuple(DIVERGENCES)
+        "forward_kl",
+        "one of ``divergences.DIVERGENCES``",
+        choices=tuple(DIVERGENCES),
+        needs="weight",
     )
     glancing: float = key(
         0.4,
@@ -137,13 +144,6 @@ class LossKeys(declare.Keys):
         """Raises UserError for values without effect."""
         if not (self.feature or self.weight):
             raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
-        for name, usual in (("hard", 0.1), ("divergence", "forward_kl")):
-            value = getattr(self, name)
-            if value != usual and not self.weight:
-                raise UserError(
-                    f"loss.{name} is {value!r} and loss.weight is 0; give loss.weight, or leave "
-                    f"loss.{name} out"
-                )
         if self.divergence != "forward_kl" and self.hard == 1:
             raise UserError(
                 f"loss.divergence is {self.divergence!r} and loss.hard is 1, so it has no effect; "
