@@ -20,7 +20,7 @@ import inspect
 import operator
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -214,6 +214,14 @@ class Keys:
 
     def check(self) -> None:
         """Raises UserError for keys that do not go together."""
+
+    def refuse(self, names: Iterable[str], where: str, right: str = "leave it out") -> None:
+        """Raises UserError if one of these keys is not its default: it has no effect ``where``."""
+        for name in names:
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise UserError(
+                    f"{self.OWNER}{name} is {value!r} and has no effect {where}; {right}"
+                )
 
 
 @functools.cache

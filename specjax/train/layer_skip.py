@@ -52,11 +52,8 @@ class Settings(declare.Keys):
                 "loss.dropout and loss.exits are both 0, which is plain pretraining; leave "
                 "config.loss empty, or make one of them positive"
             )
-        if self.curriculum != "rotational" and self.rotation != Settings.rotation:
-            raise UserError(
-                f"loss.rotation is {self.rotation} and loss.curriculum is {self.curriculum!r}; it "
-                "is for 'rotational', leave it out"
-            )
+        if self.curriculum != "rotational":
+            self.refuse(("rotation",), f"where loss.curriculum is {self.curriculum!r}")
 
 
 def dropout_rates(settings: Settings, layers: int, step: Any, steps: int) -> jax.Array:
@@ -107,7 +104,6 @@ def layer_skip_loss(
     unembed, last_norm = model.unembed, model.inside.last_norm
 
     def loss(params, target_params, batch, key):
-        del target_params
         assert batch.step is not None
         step = batch.step[0]
         rates = dropout_rates(keys, layers, step, steps)

@@ -139,15 +139,10 @@ class OptimiserKeys(declare.Keys):
     target_from: int = key(0, "joint training: step at which the target starts to train", least=0)
 
     def check(self) -> None:
-        name = self.name
-        if name == "sgd" and self.b2 is not None:
-            raise UserError(
-                "config.optimiser.b2 is given, but sgd averages no squares; leave it out"
-            )
-        if name in ("sgd", "lion") and self.eps is not None:
-            raise UserError(
-                f"config.optimiser.eps is given, but {name} does not divide; leave it out"
-            )
+        if self.name == "sgd":
+            self.refuse(("b2",), "on sgd, which averages no squares")
+        if self.name in ("sgd", "lion"):
+            self.refuse(("eps",), f"on {self.name}, which does not divide")
 
 
 class OnlineKeys(declare.Keys):

@@ -241,7 +241,6 @@ def loss(
         UserError: values out of range or without effect, a text that is too short, labels of single
             depths.
     """
-    del target_params
     _check(net, batch)
     pair, random = ModelParams({}, params), jax.random.split(key)
     source = network.read(net, pair, batch.tokens, keys.remat)

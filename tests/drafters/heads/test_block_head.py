@@ -473,7 +473,9 @@ def test_a_key_with_two_values_in_config_json_is_refused():
     refused(f"rope_theta is 2.0 and {layers}", **nested, **{layers: keys | {"rope_theta": 3.0}})
     refused("block_size is 4 and dspark_block_size is 5", dspark_block_size=5)
     refused("and pard_token is 3; they must be equal", pard_token=3)
-    refused("causal_head and causal differ", causal_head=True, dflash_config={"causal": False})
+    refused(
+        "causal_head is True and causal is False", causal_head=True, dflash_config={"causal": False}
+    )
 
 
 MARKOV = {("markov", "table"): np.zeros((5, 2), np.float32)}

@@ -213,7 +213,7 @@ def test_parts_and_padding_change_nothing(shape):
     """The gradient of a batch is that of its parts; rows may be longer."""
     network, batch = shared.network(**shared.SHAPES[shape]), batch_of(True)
     params = shared.random_params(network)
-    own = {"feature": 0.0 if network.taps else 1.0, "noise": 0.0}
+    own = {"feature": 0.0 if network.shape.taps else 1.0, "noise": 0.0}
     loss = loss_of(network, steps=1 if shape == "eagle" else 2, **own)
     results = [
         jax.jit(make(loss))(params.draft, params.target, batch, KEY)
