@@ -106,6 +106,11 @@ def check_equal(
         agreed(where, {key: raw.get(key), f"{name}.{key}": inner.get(key)})
 
 
+def whole_of(where: object, values: Mapping[str, Any], key: str) -> int | None:
+    """A positive whole number of config.json; None: not given. Raises UserError."""
+    return None if values.get(key) is None else value_of(values, key, int, None, where)
+
+
 def agreed(where: object, stated: Mapping[str, Any]) -> Any:
     """The value of all these keys that have one; None: there is none. Raises UserError."""
     given = [(key, value) for key, value in stated.items() if value is not None]

@@ -34,8 +34,8 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     if how == TLI and pair[0].name == pair[1].name:
         # All tokens are shared.
         pairs.check(target, model)
-        model = pairs.in_size(model, target.vocab_size)
-        return _small_model.shaped(NAME, target, model, params, keys, shapes.chain(gamma))
+        loaded = pairs.in_size(model, target.vocab_size), params
+        return _small_model.make(NAME, target, keys, shapes.chain(gamma), loaded=loaded)
     _check_models(target, model, how)
     sizes = target.vocab_size, model.vocab_size
     maps = vocabulary_maps.between(*pair, *sizes)
