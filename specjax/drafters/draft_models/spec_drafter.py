@@ -104,15 +104,10 @@ def make(target: LM, keys: Keys) -> Drafter:
     shape = _shape_of(target.encoder.config, given, keys)
     measured, chain = given.config.get("accuracy"), shapes.chain(shape.block)
     method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
-    return _build(target, _net(target, shape, given), given, growth.read(method, keys))
-
-
-def _net(target: LM, shape: Shape, given: Given) -> Net:
-    """The static facts. Raises UserError for parameters of another shape."""
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-    assert target.encoder is not None
-    return Net(shape, target.encoder.start, dtype_of(given.params))
+    net = Net(shape, target.encoder.start, dtype_of(given.params))
+    return _build(target, net, given, growth.read(method, keys))
 
 
 def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
