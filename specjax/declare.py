@@ -20,7 +20,7 @@ import inspect
 import operator
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -56,6 +56,7 @@ class Facts(NamedTuple):
     once: bool = False  # of a tuple: whether each value may be there once only
     group: type[Keys] | None = None  # declares the keys of this group
     free: bool = False  # a group whose keys are declared elsewhere
+    needs: str = ""  # another key, without which this one has no effect
 
 
 class Key(NamedTuple):
@@ -198,10 +199,29 @@ class Keys:
                 value = value.item()  # what files and programs hold is Python's
             each.check(value, self.OWNER)
             object.__setattr__(self, each.name, value)
+        self._check_effects()
         self.check()
+
+    def _check_effects(self) -> None:
+        for each in keys_of(type(self)):
+            value, other = getattr(self, each.name), each.facts.needs
+            if other and value != each.default and not (own := getattr(self, other)):
+                name, other = f"{self.OWNER}{each.name}", f"{self.OWNER}{other}"
+                raise UserError(
+                    f"{name} is {value!r} and {other} is {own!r}, so it has no effect; give "
+                    f"{other}, or leave {name} out"
+                )
 
     def check(self) -> None:
         """Raises UserError for keys that do not go together."""
+
+    def refuse(self, names: Iterable[str], where: str, right: str = "leave it out") -> None:
+        """Raises UserError if one of these keys is not its default: it has no effect ``where``."""
+        for name in names:
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise UserError(
+                    f"{self.OWNER}{name} is {value!r} and has no effect {where}; {right}"
+                )
 
 
 @functools.cache

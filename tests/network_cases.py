@@ -74,7 +74,7 @@ def random_params(made: _network.Network, scale: float = 0.2, seed: int = 0) -> 
 def tapped(network):
     """The model of ``target`` with the taps that the network reads."""
     model = target()[0]
-    return model.with_taps(network.taps) if network.taps else model
+    return model.with_taps(network.shape.taps) if network.shape.taps else model
 
 
 def logits_along(network, params, batch):

@@ -147,10 +147,10 @@ def read(made_of: Any, pair: ModelParams, kept: Any, probe: jax.Array) -> Any:
 
     That is a product with a matrix, once in a round.
     """
-    if not isinstance(made_of, Network) or not made_of.taps:
+    if not isinstance(made_of, Network) or not made_of.shape.taps:
         return kept
     seen = kept.features + probe * 1e-9  # the target is as wide as the network
-    out = Output(jnp.zeros((*seen.shape[:2], 0)), seen, (seen,) * len(made_of.taps))
+    out = Output(jnp.zeros((*seen.shape[:2], 0)), seen, (seen,) * len(made_of.shape.taps))
     return kept.replace(features=made_of.read(pair, out))
 
 

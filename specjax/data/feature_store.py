@@ -123,34 +123,27 @@ class FeatureStore:
         return batch_of(self.layout, self._records(split, numbers), places)
 
     def _records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
-        ends = np.cumsum([part.manifest["rows"][split] for part in self._parts])
-        by_part: dict[int, list[int]] = {}
+        """One read of each file. Raises UserError if one is damaged."""
+        ends = np.cumsum([0, *(part.manifest["rows"][split] for part in self._parts)])
+        by_file: dict[tuple[FeatureStore, str], list[tuple[int, int]]] = {}
         for place, number in enumerate(numbers):
-            by_part.setdefault(int(np.searchsorted(ends, number, "right")), []).append(place)
-        found: list[bytes] = [b""] * len(numbers)
-        for index, places in by_part.items():
-            first = ends[index - 1] if index else 0
-            own = [int(numbers[place] - first) for place in places]
-            for place, row in zip(places, self._parts[index]._own_records(split, own), strict=True):
-                found[place] = row
-        return found
-
-    def _own_records(self, split: str, numbers: Sequence[int]) -> list[bytes]:
-        size, rows, by_shard = self.manifest["shard_rows"], self.manifest["rows"][split], {}
-        for place, number in enumerate(numbers):
-            by_shard.setdefault(number // size, []).append((place, number % size))
-        found: list[bytes] = [b""] * len(numbers)
-        for shard, wanted in by_shard.items():
+            index = int(np.searchsorted(ends, number, "right")) - 1
+            part = self._parts[index]
+            size, rows = part.manifest["shard_rows"], part.manifest["rows"][split]
+            shard, row = divmod(int(number - ends[index]), size)
             name = name_of(split, shard, -(-rows // size))
+            by_file.setdefault((part, name), []).append((place, row))
+        found: list[bytes] = [b""] * len(numbers)
+        for (part, name), wanted in by_file.items():
             try:
-                stored = self._reader(self.directory / name).read([row for _, row in wanted])
+                stored = part._reader(part.directory / name).read([row for _, row in wanted])
             except ValueError as error:
                 raise UserError(
-                    f"{self.directory / name} is damaged ({error}); remove {self.directory} and "
+                    f"{part.directory / name} is damaged ({error}); remove {part.directory} and "
                     f"store the features again with {BUILD}"
                 ) from None
-            for (place, _), row in zip(wanted, stored, strict=True):
-                found[place] = row
+            for (place, _), record in zip(wanted, stored, strict=True):
+                found[place] = record
         return found
 
 

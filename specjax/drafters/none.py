@@ -17,5 +17,4 @@ _DRAFTER = Drafter(_propose, nodes=0, name="none")
 
 def make(target: LM) -> Drafter:
     """A drafter that proposes no token, so every round emits one token of the target. L1."""
-    del target
     return _DRAFTER

@@ -103,11 +103,25 @@ def check_equal(
 ) -> None:
     """Raises UserError if one of the keys has another value in the object ``name`` than outside."""
     for key in keys:
-        both = raw.get(key), inner.get(key)
-        if None not in both and both[0] != both[1]:
+        agreed(where, {key: raw.get(key), f"{name}.{key}": inner.get(key)})
+
+
+def whole_of(where: object, values: Mapping[str, Any], key: str) -> int | None:
+    """A positive whole number of config.json; None: not given. Raises UserError."""
+    return None if values.get(key) is None else value_of(values, key, int, None, where)
+
+
+def agreed(where: object, stated: Mapping[str, Any]) -> Any:
+    """The value of all these keys that have one; None: there is none. Raises UserError."""
+    given = [(key, value) for key, value in stated.items() if value is not None]
+    for key, value in given[1:]:
+        if value != given[0][1]:
+            front = f"{where}: " if where else ""
             raise UserError(
-                f"{where}: {key} is {both[0]!r} and {name}.{key} is {both[1]!r}; they must be equal"
+                f"{front}{given[0][0]} is {given[0][1]!r} and {key} is {value!r}; they must be "
+                "equal"
             )
+    return given[0][1] if given else None
 
 
 def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
@@ -158,19 +172,7 @@ def agreed_layers(
 
 def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
     """A boolean of config.json; None: not given. Raises UserError for any other value."""
-    value = values.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"{where}: {key} is {value!r}; it must be true or false")
-    return value
-
-
-def agreed_switch(where: object, values: Mapping[str, Any], keys: Iterable[str]) -> bool | None:
-    """A boolean under one or more names; None: not given. Raises UserError if they differ."""
-    stated = {key: switch(where, values, key) for key in keys}
-    given = {key: value for key, value in stated.items() if value is not None}
-    if len(set(given.values())) > 1:
-        raise UserError(f"{where}: {' and '.join(given)} differ; they must be equal")
-    return next(iter(given.values()), None)
+    return None if values.get(key) is None else value_of(values, key, bool, None, where)
 
 
 def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:
@@ -179,7 +181,4 @@ def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:
     for key, value in given.items():
         if type(value) is not int or value < 0:
             raise UserError(f"{where}: {key} is {value!r}; it must be the id of a token")
-    if len(set(given.values())) > 1:
-        named = " and ".join(f"{key} {value}" for key, value in given.items())
-        raise UserError(f"{where} names different masks ({named}); they must be equal")
-    return next(iter(given.values()), None)
+    return agreed(where, given)

@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
 
 
-def translated(where: object, raw: dict, translate: Callable[[dict], Any]) -> Any:
+def translated(where: object, raw: Any, translate: Callable[[Any], Any]) -> Any:
     """``translate`` of a JSON object. Raises UserError, which begins with ``where`` it is."""
     try:
         return translate(raw)

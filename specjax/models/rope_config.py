@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import object_of, value_of
+from specjax.models.config_values import agreed, object_of, value_of
 from specjax.models.rope import Rope, RopeScaling
 
 # For each kind its keys in config.json, in the order in which they are written.
@@ -61,7 +61,7 @@ def read(
 
     Raises UserError: a value of the wrong type or range, an unknown kind or key.
     """
-    given = {key: x for key, x in _given(raw, layer_type).items() if key not in unread}
+    given = {key: x for key, x in settings(raw, layer_type).items() if key not in unread}
     if layer_type not in (None, "full_attention") and not _per_layer(raw):
         local = value_of(given, "rope_theta", float, theta) if local_theta is None else local_theta
         given = {"rope_theta": value_of(raw, "rope_local_base_freq", float, local)} | {
@@ -90,7 +90,7 @@ def _per_layer(raw: dict) -> bool:
     return any(isinstance(value, dict) for value in object_of(raw, "rope_parameters").values())
 
 
-def _given(raw: dict, layer_type: str | None) -> dict[str, Any]:
+def settings(raw: dict, layer_type: str | None = None) -> dict[str, Any]:
     """The keys of one kind of layer; those that are not null."""
     inner = object_of(raw, "rope_parameters")
     if _per_layer(raw):
@@ -104,20 +104,13 @@ def _given(raw: dict, layer_type: str | None) -> dict[str, Any]:
         inner = inner[layer_type]
     both = object_of(raw, "rope_scaling")
     for key in inner.keys() & both.keys():
-        if inner[key] != both[key]:
-            raise UserError(
-                f"{key} is {inner[key]!r} in rope_parameters and {both[key]!r} in rope_scaling; "
-                "give one of them"
-            )
+        agreed("", {f"rope_parameters.{key}": inner[key], f"rope_scaling.{key}": both[key]})
     names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     top = {name: raw.get(other) for name, other in names.items()}
     top |= {key: raw[key] for key in (*names, _ORIGINAL) if raw.get(key) is not None}
     given = {key: value for key, value in (inner | both).items() if value is not None}
-    if _ORIGINAL in top and given.get(_ORIGINAL, top[_ORIGINAL]) != top[_ORIGINAL]:
-        raise UserError(
-            f"{_ORIGINAL} is {top[_ORIGINAL]!r}, and {given[_ORIGINAL]!r} among the rotary "
-            "settings; give one of them"
-        )
+    inside = {f"{_ORIGINAL} of the rotary settings": given.get(_ORIGINAL)}
+    agreed("", {_ORIGINAL: top.get(_ORIGINAL)} | inside)
     return {key: value for key, value in top.items() if value is not None} | given
 
 

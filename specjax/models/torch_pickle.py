@@ -216,7 +216,6 @@ def _ordered() -> collections.OrderedDict:
 def _tensor(
     storage, offset, size, stride, requires_grad=False, hooks=None, metadata=None
 ) -> np.ndarray:
-    del requires_grad, hooks, metadata
     if not isinstance(storage, _Storage) or type(size) is not tuple or type(stride) is not tuple:
         raise ValueError("a tensor does not consist of a storage, a size and strides")
     values, numbers = storage.values, (offset, *size, *stride)

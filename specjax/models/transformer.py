@@ -197,19 +197,19 @@ class Transformer(nnx.Module):
     def queries(self, tokens: jax.Array, cache: KVCache) -> tuple[Queries, ...]:
         """For each layer the queries of tokens i32[B,T] after a cache, in sequence."""
         view = past(cache, tokens.shape[1], None)
-        angles, every = self._angles(view.positions), range(self.config.num_layers)
+        angles, every = self.angles(view.positions), range(self.config.num_layers)
         _, after, _ = self(tokens, cache, taps=tuple(every))
-        reads = (self._first(tokens, view), *after)
+        reads = (self.first(tokens, view), *after)
         return tuple(self.layers[i].queries(reads[i], angles[i]) for i in every)
 
     def _inputs(
         self, tokens: jax.Array, view: Past, cache: Any, rows, start
     ) -> tuple[jax.Array, Sequence[Any]]:
         """The input of the first layer, and for each layer its rotary angles."""
-        x = self._first(tokens, view, rows) if start is None else start
-        return x, self._angles(view.positions)
+        x = self.first(tokens, view, rows) if start is None else start
+        return x, self.angles(view.positions)
 
-    def _first(self, tokens: jax.Array, view: Past, rows: jax.Array | None = None) -> jax.Array:
+    def first(self, tokens: jax.Array, view: Any, rows: jax.Array | None = None) -> jax.Array:
         """[B,T,E]: the input of the first layer; ``rows`` [L,E]: for ids beyond the vocabulary."""
         x = self.embedded(tokens)
         if rows is not None:
@@ -228,7 +228,7 @@ class Transformer(nnx.Module):
         scale = self.config.embedding_scale
         return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
-    def _angles(self, positions: jax.Array) -> list[jax.Array | None]:
+    def angles(self, positions: jax.Array) -> list[jax.Array | None]:
         """For each layer the rotary angles at ``positions`` i32[B,T]; None if it has none."""
         ropes = [self.config.rope(i) for i in range(self.config.num_layers)]
         made = {own: rope.angle(own, positions) for own in dict.fromkeys(ropes) if own is not None}

@@ -37,14 +37,14 @@ class Settings(declare.Keys):
     dropout: float = key(0.1, least=0, below=1)
     # How the probabilities depend on the step: "constant" (to continue a trained model), or
     # "exponential" (from scratch: from 0 to their full size).
-    dropout_schedule: str = key("exponential", choices=("constant", "exponential"))
+    dropout_schedule: str = key("exponential", choices=("constant", "exponential"), needs="dropout")
     # e_scale, the weight of all exits but the last; 0: only the last layer is trained.
     exits: float = key(0.2, least=0)
     # Which exits are trained in a step: "rotational" (every ``rotation``-th layer, by turns),
     # "gradual" (from the last layer to the first, in the first half of the steps) or "all". The
     # last layer is trained in every step.
-    curriculum: str = key("rotational", choices=("rotational", "gradual", "all"))
-    rotation: int = key(8, least=1)
+    curriculum: str = key("rotational", choices=("rotational", "gradual", "all"), needs="exits")
+    rotation: int = key(8, least=1, needs="exits")
 
     def check(self) -> None:
         if not self.dropout and not self.exits:
@@ -52,19 +52,8 @@ class Settings(declare.Keys):
                 "loss.dropout and loss.exits are both 0, which is plain pretraining; leave "
                 "config.loss empty, or make one of them positive"
             )
-        needed = {"dropout_schedule": "dropout", "curriculum": "exits", "rotation": "exits"}
-        for name, other in needed.items():
-            value = getattr(self, name)
-            if not getattr(self, other) and value != getattr(Settings, name):
-                raise UserError(
-                    f"loss.{name} is {value!r} and loss.{other} is 0; give loss.{other}, or leave "
-                    f"loss.{name} out"
-                )
-        if self.curriculum != "rotational" and self.rotation != Settings.rotation:
-            raise UserError(
-                f"loss.rotation is {self.rotation} and loss.curriculum is {self.curriculum!r}; it "
-                "is for 'rotational', leave it out"
-            )
+        if self.curriculum != "rotational":
+            self.refuse(("rotation",), f"where loss.curriculum is {self.curriculum!r}")
 
 
 def dropout_rates(settings: Settings, layers: int, step: Any, steps: int) -> jax.Array:
@@ -115,7 +104,6 @@ def layer_skip_loss(
     unembed, last_norm = model.unembed, model.inside.last_norm
 
     def loss(params, target_params, batch, key):
-        del target_params
         assert batch.step is not None
         step = batch.step[0]
         rates = dropout_rates(keys, layers, step, steps)

@@ -74,7 +74,6 @@ def pretrain_loss(model: LM) -> Loss:
     """Next-token cross-entropy of ``model``; ``target_params`` are ignored."""
 
     def loss(params, target_params, batch, key):
-        del target_params, key
         labels, mask = labels_of(batch)
         logits = output_of(model, params, batch).logits
         value = cross_entropy(logits, labels, mask)
@@ -109,7 +108,6 @@ def distill_loss(
     keys = {"beta": beta} if divergence == "jensen_shannon" else {}
 
     def loss(params, target_params, batch, key):
-        del key
         labels, mask = labels_of(batch)
         theirs = output_of(target, target_params, batch).logits
         theirs = jax.lax.stop_gradient(theirs) / temperature

@@ -163,7 +163,13 @@ def serve(
             continue
         params = ModelParams(job.params, learner.params(state.train))
         began, updates = time.perf_counter(), int(state.train["step"])
-        decoded, records = _decode(job, method, params, rows, prompts)
+        begun = passes.begin(job, method.drafter, params, rows, prompts)
+        decoded, records = decode.generate(
+            *(job.target, method.drafter, method.accept, params, begun),
+            max_steps=job.max_new_tokens,
+            eos_id=job.eos_id,
+            verify_widths=job.verify_widths,
+        )
         lengths = [len(prompt) for prompt in prompts]
         outputs = decode.outputs(decoded, lengths)
         seconds = time.perf_counter() - began
@@ -187,22 +193,6 @@ def serve(
         found = np.asarray(wrong)[kept].tolist()
         outputs = [outputs[i] for i in kept]
         yield state, Served(rows[0], outputs, counts, found, seconds, updates, changed)
-
-
-def _decode(job: Job, method: Method, params: ModelParams, rows, prompts):
-    """The state and the records of a batch."""
-    state = passes.begin(job, method.drafter, params, rows, prompts)
-    state, records = decode.generate(
-        job.target,
-        method.drafter,
-        method.accept,
-        params,
-        state,
-        max_steps=job.max_new_tokens,
-        eos_id=job.eos_id,
-        verify_widths=job.verify_widths,
-    )
-    return state, records
 
 
 def _update(job: Job, learner: Learner, state: State) -> tuple[State, dict[str, float]]:

@@ -213,7 +213,6 @@ def _gather(path: tuple, value: Any, before: NamedSharding, after: NamedSharding
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _moved(value: jax.Array, before: NamedSharding, after: NamedSharding) -> jax.Array:
     """A parameter moved to the sharding ``after``; its gradient has the sharding ``before``."""
-    del before
     return jax.lax.with_sharding_constraint(value, after)
 
 
@@ -222,7 +221,6 @@ def _moved_forward(value, before, after):
 
 
 def _moved_backward(before, after, _, gradient):
-    del after
     return (jax.lax.with_sharding_constraint(gradient, before),)
 
 

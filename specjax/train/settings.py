@@ -139,15 +139,10 @@ class OptimiserKeys(declare.Keys):
     target_from: int = key(0, "joint training: step at which the target starts to train", least=0)
 
     def check(self) -> None:
-        name = self.name
-        if name == "sgd" and self.b2 is not None:
-            raise UserError(
-                "config.optimiser.b2 is given, but sgd averages no squares; leave it out"
-            )
-        if name in ("sgd", "lion") and self.eps is not None:
-            raise UserError(
-                f"config.optimiser.eps is given, but {name} does not divide; leave it out"
-            )
+        if self.name == "sgd":
+            self.refuse(("b2",), "on sgd, which averages no squares")
+        if self.name in ("sgd", "lion"):
+            self.refuse(("eps",), f"on {self.name}, which does not divide")
 
 
 class OnlineKeys(declare.Keys):
@@ -342,8 +337,13 @@ class GenerationKeys(declare.Keys):
         "turns, if they have at most prompt_tokens tokens. Empty: it continues lines of "
         "config.data",
     )
-    chat: str = key("", 'template of the questions; "own": the target\'s')
-    skip: int = key(0, "so many questions are left out first: those of earlier runs", least=0)
+    chat: str = key("", 'template of the questions; "own": the target\'s', needs="prompts")
+    skip: int = key(
+        0,
+        "so many questions are left out first: those of earlier runs",
+        least=0,
+        needs="prompts",
+    )
     new_tokens: int = key(96, "of each continuation", least=1)
     temperatures: tuple[float, ...] = key(
         (0.0, 1.0), "of the continuations, by turns", least=0, once=True

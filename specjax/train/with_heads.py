@@ -50,7 +50,6 @@ def joint(
     heads_loss, tapped = drafter.training.loss, drafter.tapped(target)
 
     def loss(params, target_params, batch, key):
-        del target_params
         out = objectives.output_of(tapped, params["target"], batch)
         labels, mask = objectives.labels_of(batch)
         own = objectives.cross_entropy(out.logits, labels, mask)

@@ -135,7 +135,6 @@ def rewriter(
     """
 
     def rewrite(params, target_params, batch, key):
-        del target_params
         rows, width = batch.tokens.shape
         if model.encoder is None and not 0 < prompt < width:
             raise UserError(

@@ -204,8 +204,8 @@ WRONG = {
     "key": (lambda f: shape_of(f, "logit_scale", 8), "llama.logit_scale = 8 is not supported"),
     "partial": (lambda f: shape_of(f, "rope.dimension_count", 8), "only equal widths are supp"),
     "layers": (
-        lambda f: shape_of(f, "block_count", 2**31),
-        "llama.block_count is 2147483648, and there are tensors of 3 layers",
+        lambda f: shape_of(f, "block_count", 2**31 - 1),
+        "llama.block_count is 2147483647, and there are tensors of 3 layers",
     ),
     "tensor": (unknown_tensor, "has the tensor blk.0.ssm_a, which is not understood"),
     "part": (part_of_several, "is one of 3 parts of a model"),

@@ -629,7 +629,7 @@ def test_names_of_the_mask_and_of_early_files(tmp_path):
     got = read_back(tmp_path / "inside", trained, "specforge", config=inside)
     assert abs(got - trained.tau) < 1e-5
     for layout, change, message in (
-        ("deepspec", lambda raw: raw | {"ptd_token_id": 3}, "names different masks"),
+        ("deepspec", lambda raw: raw | {"ptd_token_id": 3}, "they must be equal"),
         ("deepspec", lambda raw: raw | {AUX: [1, 2]}, "name different layers"),
         ("deepspec", lambda raw: raw | {"markov_head_type": "rnn"}, "the tensors are those of"),
         ("specforge", lambda raw: raw | {"mask_token_id": 3}, "they must be equal"),

@@ -240,9 +240,12 @@ def test_contradictions_are_refused():
 
     linear = SETTINGS["linear"]
     other = linear | {"factor": 2.0}
-    refused("factor is 2.0 in rope_parameters", {"rope_scaling": linear, "rope_parameters": other})
+    refused(
+        "rope_parameters.factor is 2.0 and rope_scaling.factor is",
+        {"rope_scaling": linear, "rope_parameters": other},
+    )
     raw = {"original_max_position_embeddings": 32, "rope_scaling": LONG}
-    refused("original_max_position_embeddings is 32, and 64 among", raw)
+    refused("original_max_position_embeddings is 32 and .* is 64; they must be equal", raw)
     layers = {"rope_parameters": {"full_attention": linear}}
     refused(r"an object per kind of layer \(full_attention\)", layers)
     refused("rope_parameters has no object sliding_attention", layers, "sliding_attention")

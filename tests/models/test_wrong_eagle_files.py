@@ -262,7 +262,7 @@ def test_wrong_layers(refused):
     refused("rope type 'yarn' is not supported", rope_scaling={"rope_type": "yarn", "factor": 4.0})
     nested(
         refused,
-        "rope_theta is 500000.0, and 1.0 in the object",
+        "rope_theta is 500000.0 and that of the scaling is 1.0",
         rope_parameters={"rope_theta": 1.0},
     )
     refused("rope_scaling is 3; it must be an object or null", rope_scaling=3)

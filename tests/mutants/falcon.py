@@ -112,7 +112,7 @@ def _one_step_less(patch):
     right = _falcon_loss._labels
 
     def labels(net, out, batch, blocks):
-        shorter = net._replace(shape=net.shape.__class__(net.shape.config, net.block - 1))
+        shorter = net._replace(shape=net.shape.__class__(net.shape.config, net.shape.block - 1))
         own = right(net, out, batch, blocks)
         return right(shorter, out, batch, blocks)._replace(counted=own.counted)
 

@@ -96,9 +96,9 @@ def _carry_of_the_text(right, net, params, kept, nodes, block):
 
 def _logits_of_the_place_before(right, net, params, kept, nodes, block):
     logits, memory = right(net, params, kept, nodes, block)
-    if int(nodes.depth) % net.block:
+    if int(nodes.depth) % net.shape.block:
         above = _growth.at(block, nodes.parents)
-        logits = above.logits[:, :, int(nodes.depth) % net.block - 1]
+        logits = above.logits[:, :, int(nodes.depth) % net.shape.block - 1]
     return logits, memory
 
 
@@ -134,7 +134,7 @@ def _answers_of_the_slot_before(right, net, tokens, features, given):
     def earlier(x):
         return jnp.concatenate([x[:, :1], x[:, :-1]], 1)
 
-    token, feature = (_along_text.ahead(x, net.block, x.shape[1]) for x in (tokens, features))
+    token, feature = (_along_text.ahead(x, net.shape.block, x.shape[1]) for x in (tokens, features))
     token, feature = earlier(token), earlier(feature)
     return jnp.where(given, token, tokens), jnp.where(given[..., None], feature, features)
 

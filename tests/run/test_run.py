@@ -368,7 +368,7 @@ def test_the_best_reading_of_heads_is_taken(cli, target, tmp_path, monkeypatch, 
     head_files.write(tmp_path / "heads", "eagle3", heads, facts, layout="eagle3")
     seen = []
 
-    def tau(target, params, drafter, **_):
+    def tau(target, params, drafter, *_):
         network = drafter.training.loss.args[0]
         seen.append((drafter.taps, network.shape.config.rope_theta))
         return 1 + (drafter.taps == (2, 3)) + (network.shape.config.rope_theta == config.rope_theta)

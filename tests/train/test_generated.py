@@ -238,7 +238,7 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         ({"generation__temperatures": (-1.0,)}, "temperatures is -1"),
         ({"generation__top_p": 0.0}, "top_p is 0"),
         ({"generation__new_tokens": 400}, "8 [+] 400 tokens and the model has 128"),
-        ({"generation__skip": 2}, "skip is 2, and there are no questions to skip; give"),
+        ({"generation__skip": 2}, "skip is 2 and config.generation.prompts is ''"),
         ({"generation__num_prompts": 9999}, "num_prompts is 9999, train split: only"),
         ({"drafter__name": None}, "config.drafter.name is empty; name a drafter"),
         ({"drafter__name": "unknown"}, "unknown drafter 'unknown'"),

@@ -132,7 +132,7 @@ WRONG = {
     "loss.rotation is 0; it must be a whole number >= 1": {"rotation": 0},
     "loss.dropout and loss.exits are both 0, which is plain": {"dropout": 0.0, "exits": 0.0},
     "loss.curriculum is 'all' and loss.exits is 0": {"exits": 0.0, "curriculum": "all"},
-    "loss.rotation is 3 and loss.curriculum is 'all'": {"rotation": 3, "curriculum": "all"},
+    "loss.rotation is 3 and has no effect where": {"rotation": 3, "curriculum": "all"},
     "loss.dropout_schedule is 'constant' and loss.dropout is 0": {
         "dropout": 0.0,
         "dropout_schedule": "constant",

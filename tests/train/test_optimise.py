@@ -127,8 +127,8 @@ def test_a_separate_rate_for_the_target(name):
         ("adamw", {"b2": 1.5}, "b2 is 1.5"),
         ("adamw", {"clip": -1.0}, "clip is -1.0; it must be a number >= 0"),
         ("adamw", {"target_from": -1}, "target_from is -1"),
-        ("sgd", {"b2": 0.9}, "sgd averages no squares"),
-        ("lion", {"eps": 1e-8}, "lion does not divide"),
+        ("sgd", {"b2": 0.9}, "on sgd, which averages no squares"),
+        ("lion", {"eps": 1e-8}, "on lion, which does not divide"),
     ],
 )
 def test_invalid_optimisers(name, changes, message):

@@ -88,25 +88,15 @@ def make(
     tree: Topology | str,
     siblings: str = "iid",
     translates: bool = False,
+    loaded: tuple[LM, Params] | None = None,
 ) -> Drafter:
-    """The drafter ``name`` with the model of the keys; ``tree`` and ``siblings``: without others.
+    """The drafter ``name`` with the model of the keys, or with one that was ``loaded``.
+
+    ``tree`` and ``siblings`` are those of keys without them.
 
     Raises UserError.
     """
-    model, params = load(target, keys.model, keys.params, translates)
-    return shaped(name, target, model, params, keys, tree, siblings)
-
-
-def shaped(
-    name: str,
-    target: LM,
-    model: LM,
-    params: Params,
-    keys: DraftKeys,
-    tree: Topology | str,
-    siblings: str = "iid",
-) -> Drafter:
-    """``make`` with a model that was loaded."""
+    model, params = loaded or load(target, keys.model, keys.params, translates)
     plan = growth.read(Method(name, tree, siblings, target.vocab_size), keys)
     forecasts = _foresee.of_text(Bound(logits_of, model), Bound(both, target, model), plan)
     training = Training(model=model, **forecasts)

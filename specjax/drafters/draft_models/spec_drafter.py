@@ -104,15 +104,10 @@ def make(target: LM, keys: Keys) -> Drafter:
     shape = _shape_of(target.encoder.config, given, keys)
     measured, chain = given.config.get("accuracy"), shapes.chain(shape.block)
     method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
-    return _build(target, _net(target, shape, given), given, growth.read(method, keys))
-
-
-def _net(target: LM, shape: Shape, given: Given) -> Net:
-    """The static facts. Raises UserError for parameters of another shape."""
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-    assert target.encoder is not None
-    return Net(shape, target.encoder.start, dtype_of(given.params))
+    net = Net(shape, target.encoder.start, dtype_of(given.params))
+    return _build(target, net, given, growth.read(method, keys))
 
 
 def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
@@ -217,17 +212,10 @@ class LossKeys(declare.Keys):
         "None: 0.4, so with the defaults the rate falls from 0.5 to 0.3",
         least=0,
         most=1,
+        needs="glancing",
     )
     run_steps: int = key(0, "steps of the run")
     remat: bool = key(False, "recompute each layer in the backward pass")
-
-    def check(self) -> None:
-        """Raises UserError for a value without effect."""
-        if self.fall is not None and not self.glancing:
-            raise UserError(
-                f"loss.fall is {self.fall} and loss.glancing is 0, so no rate falls; give "
-                "loss.glancing, or leave loss.fall out"
-            )
 
 
 @declare.method(LossKeys)
@@ -248,7 +236,6 @@ def loss(
         UserError: values out of range or without effect, a text that is too short, labels of single
             depths.
     """
-    del target_params
     _check(net, batch)
     pair, random = ModelParams({}, params), jax.random.split(key)
     source = network.read(net, pair, batch.tokens, keys.remat)

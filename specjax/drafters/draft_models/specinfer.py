@@ -173,27 +173,18 @@ def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
     """The models of the key ``models``, one entry each. Raises UserError for an empty list."""
-    if isinstance(models, LM | os.PathLike):
-        raise UserError(
-            "models is one draft model; give a list of them, or directories separated by commas"
-        )
-    if not isinstance(models, str | Sequence):
-        raise UserError(
-            f"models is {models!r}; give a list of draft models, or directories separated by commas"
-        )
-    entries: list[LM | str | os.PathLike] = (
-        [part.strip() for part in models.split(",")] if isinstance(models, str) else list(models)
+    entries: Any = (
+        [part.strip() for part in models.split(",")] if isinstance(models, str) else models
     )
-    if any(not isinstance(each, LM | str | os.PathLike) for each in entries):
+    several = isinstance(entries, Sequence) and not isinstance(entries, LM)  # an LM is a tuple
+    if not several or not all(isinstance(each, LM | str | os.PathLike) for each in entries):
         raise UserError(
-            "models has an entry that is neither an LM nor a directory; give draft models"
-        )
-    if not entries or "" in entries:
-        raise UserError(
-            "models has an empty entry; give at least one draft model, directories separated by "
+            f"models is {models!r:.60}; give a list of draft models, or directories separated by "
             "commas"
         )
-    return entries
+    if not entries or "" in entries:
+        raise UserError("models has an empty entry; give at least one draft model, and no others")
+    return list(entries)
 
 
 def _of(params: ModelParams, i: int) -> ModelParams:

@@ -69,7 +69,8 @@ def make(target: LM, keys: Keys) -> Drafter:
         loaded = _network().load(model)
         model, params = loaded.lm, loaded.params
     _small_model.check_vocabulary(target, model)
-    return _small_model.shaped("spire", target, model, params, keys, shapes.chain(GAMMA))
+    own = model, params
+    return _small_model.make("spire", target, keys, shapes.chain(GAMMA), loaded=own)
 
 
 def _network() -> Any:

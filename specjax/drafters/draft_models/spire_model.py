@@ -31,9 +31,10 @@ from specjax import checks, tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.errors import UserError
-from specjax.models import hf, lm, rope, tensor_files
+from specjax.models import hf, lm, tensor_files
 from specjax.models.attention import Scores
-from specjax.models.hf_config import config_from_hf, config_to_hf
+from specjax.models.hf import Loaded
+from specjax.models.hf_config import config_from_hf, config_to_hf, translated
 from specjax.models.hf_tokenizer import fingerprint, load_tokenizer
 from specjax.models.hf_weights import check_sizes, read_params
 from specjax.models.transformer import Block, Transformer
@@ -386,7 +387,7 @@ def _together(
 ) -> Computed:
     """T tokens at once; ``known`` are keys and values of the places in ``view.block``."""
     module = pass_.module
-    angles, x = _angles(pass_, view.positions), _embedded(pass_, tokens, view.positions)
+    angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
     outputs = [x]
     for index, layer in enumerate(module.layers):
         read, angle, own = _projected(pass_, index, x, angles)
@@ -409,7 +410,7 @@ def _parallel(
     size, places = tokens.shape[1], view.block.shape[2]
     itself = jnp.arange(places) == places - size + jnp.arange(size)[:, None]
     visible = view.block | itself
-    angles, x = _angles(pass_, view.positions), _embedded(pass_, tokens, view.positions)
+    angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
 
     def one(index: int, x: Array) -> tuple[Array, Array, Array]:
         read, angle, pair = _projected(pass_, index, x, angles)
@@ -446,9 +447,9 @@ def _layer(layer: Block, x, read, angle, parts: list[Part], own) -> Array:
     return layer.feed(x if layer.parallel else after, after)
 
 
-def _projected(pass_: SpirePass, index: int, x: Array, angles: dict) -> tuple[Array, Any, Pair]:
+def _projected(pass_: SpirePass, index: int, x: Array, angles: list) -> tuple[Array, Any, Pair]:
     """What a layer's attention reads of x, its rotary angles, and its keys and values of x."""
-    layer, angle = pass_.module.layers[index], angles.get(pass_.config.decoder.rope(index))
+    layer, angle = pass_.module.layers[index], angles[index]
     read = layer.attention_norm(x) if layer.pre else x
     attention = layer.attention
     return read, angle, (attention.part("k", read, angle), attention.part("v", read, angle))
@@ -461,20 +462,6 @@ def _mixture(pass_: SpirePass, outputs: list[Array]) -> Array:
     shares = jax.nn.softmax(pass_.weights.astype(wide))
     total = sum(share * x.astype(wide) for share, x in zip(shares, outputs, strict=True))
     return jnp.asarray(total, outputs[0].dtype)
-
-
-def _embedded(pass_: SpirePass, tokens: Array, positions: Array) -> Array:
-    x, decoder = pass_.module.embedded(tokens), pass_.config.decoder
-    if decoder.positions == "learned":
-        x = x + pass_.module.positions(jnp.clip(positions, 0, decoder.max_positions - 1))
-    return x
-
-
-def _angles(pass_: SpirePass, positions: Array) -> dict[Any, Array]:
-    """The rotary angles at ``positions`` i32[B,T], one array per kind of layer."""
-    decoder = pass_.config.decoder
-    ropes = dict.fromkeys(decoder.rope(index) for index in range(decoder.num_layers))
-    return {own: rope.angle(own, positions) for own in ropes if own is not None}
 
 
 MEMORY = "memory"  # the parameters {"weights": f[layers+1]} of the mixture
@@ -518,8 +505,7 @@ def from_config(
     """
     check(config)
     decoder, dtype = config.decoder, jnp.dtype(dtype)
-    if any(not 0 <= tap < decoder.num_layers for tap in taps):
-        raise UserError(f"taps are {taps}; layers are numbered 0..{decoder.num_layers - 1}")
+    decoder.check_taps(taps)
 
     def init_cache(batch: int, slots: int) -> SparseCache:
         own = min(slots, config.slots)
@@ -565,16 +551,6 @@ _KEYS = ("sinks", "window", "feedback", "own")
 _MEMORY_FILE = "memory.safetensors"
 
 
-class Loaded(NamedTuple):
-    """A SPIRe draft model in memory."""
-
-    lm: LM
-    params: dict
-    config: SpireConfig
-    tokenizer: Tokenizer | None
-    directory: str
-
-
 def load(directory: str | os.PathLike, *, dtype: Any = None, on_host: bool = False) -> Loaded:
     """Reads a directory that ``save`` wrote, or the workdir of the run that trained it.
 
@@ -608,11 +584,9 @@ def read_config(path: Path) -> SpireConfig:
     if missing or not isinstance(raw["decoder"], dict):
         wrong = missing[0] if missing else "decoder"
         raise UserError(f"{file} has no {wrong}; train the model again, or copy it again")
-    try:
-        config = SpireConfig(config_from_hf(raw["decoder"]), *(raw[key] for key in _KEYS))
-        check(config)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+    own = {key: raw[key] for key in _KEYS}
+    config = SpireConfig(translated(file, raw["decoder"], config_from_hf), **own)
+    translated(file, config, check)
     return config
 
 

@@ -80,7 +80,6 @@ class Given(NamedTuple):
 
 
 def _stored(name: str, params: Params, key: Any) -> Params:
-    del key
     if params is None:
         raise UserError(
             f"{name} has no parameters yet; give model=, a directory of trained ones (mode train "

@@ -272,17 +272,14 @@ class Codec:
 
         Raises UserError for what cannot be read, by the name of what it is.
         """
-        del where, config
         return tensors
 
     def tables_of(self, names: Collection[str]) -> Iterable[Rules]:
         """The tables of which one is that of a file with these names."""
-        del names
         return self.tables.values()
 
     def table(self, layout: str, shapes: Shapes, config: Mapping[str, Any]) -> Rules:
         """The table by which parameters of these shapes are written; "": the first layout."""
-        del shapes, config
         return self.tables.get(layout, next(iter(self.tables.values())))
 
     def reduce(self, found: Found) -> Found:
@@ -295,17 +292,14 @@ class Codec:
 
     def arrange(self, layout: str, leaves: Leaves, config: Mapping[str, Any]) -> Leaves:
         """The leaves as the tensors of a layout hold them."""
-        del layout, config
         return leaves
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         """(config.json, tensors that are no parameters); ``facts`` gives those of ``facts``."""
-        del layout, leaves
         return config | facts(), {}
 
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
         """What follows from the tensors, under the keys of released configs."""
-        del found, leaves
         return {
             "model_type": self.types[0],
             "hidden_size": sizes["D"],
@@ -321,7 +315,6 @@ class Codec:
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         """What an engine computes otherwise -> whether these heads need it."""
-        del engine, leaves, config
         return {}
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
@@ -385,14 +378,6 @@ class Codec:
                     f"this target it must be {[*stacked, *expected]}; use heads made for this "
                     "target"
                 )
-
-
-def flag(where: object, config: Mapping[str, Any], name: str) -> bool:
-    """A boolean of config.json, False if missing. Raises UserError for any other value."""
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise UserError(f"{where}: {name} is {value!r}; it must be true or false")
-    return value
 
 
 _PACKAGE = "specjax.drafters"

@@ -18,9 +18,10 @@ import numpy as np
 
 from specjax.drafters.files.codec import Rules, Tensors, linear, scale
 from specjax.errors import UserError
-from specjax.models.config_values import object_of, value_of
+from specjax.models import rope_config
+from specjax.models.config_values import agreed, value_of
 from specjax.models.families import FAMILIES
-from specjax.models.hf_config import config_from_hf
+from specjax.models.hf_config import config_from_hf, translated
 from specjax.models.transformer_config import TransformerConfig
 
 # Defaults of the authors' code, for what config.json leaves out. The target's values are never
@@ -157,10 +158,7 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
     raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
     raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
     raw.pop("rope_parameters", None)
-    try:
-        shape = config_from_hf(raw)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+    shape = translated(where, raw, config_from_hf)
     if shape.activation != "silu":
         given = config["hidden_act"]
         raise UserError(f"{where}: hidden_act {given!r} is not supported; supported: silu")
@@ -202,34 +200,14 @@ def rope_of(where: object, layer: Mapping[str, Any]) -> tuple[float, dict[str, A
 
     ``layer`` has the keys of the decoder layers. Raises UserError.
     """
-    objects = [object_of(layer, key, where) for key in ("rope_parameters", "rope_scaling")]
-    for each in objects:
-        if any(isinstance(value, dict) for value in each.values()):
-            raise UserError(
-                f"{where}: rope_parameters has an object per kind of layer ({next(iter(each))}); "
-                "supported: one for all layers"
-            )
-    for key in objects[0].keys() & objects[1].keys():
-        if objects[0][key] != objects[1][key]:
-            raise UserError(
-                f"{where}: rope_parameters.{key} is {objects[0][key]!r} and rope_scaling.{key} is "
-                f"{objects[1][key]!r}; they must be equal"
-            )
-    nested = {**objects[1], **objects[0]}
-    given = {
-        value_of(x, "rope_theta", float, THETA, where) for x in (layer, nested) if "rope_theta" in x
-    }
-    if len(given) > 1:
-        raise UserError(
-            f"{where}: rope_theta is {layer['rope_theta']}, and {nested['rope_theta']} in the "
-            "object of the scaling; they must be equal"
-        )
-    for part in (layer, nested):
-        if value_of(part, "partial_rotary_factor", float, 1.0, where) != 1:
-            raise UserError(
-                f"{where}: partial_rotary_factor {part['partial_rotary_factor']} is not "
-                "supported; supported: 1"
-            )
-    kind = nested.get("rope_type", nested.get("type", "default"))
-    scaling = {key: value for key, value in nested.items() if key != "rope_theta"}
-    return next(iter(given), THETA), None if kind == "default" else scaling
+    given = translated(where, dict(layer), rope_config.settings)
+    own = ("rope_theta", "partial_rotary_factor")
+    thetas = {"rope_theta": layer.get("rope_theta"), "that of the scaling": given.get("rope_theta")}
+    agreed(where, thetas)
+    share = value_of(given, "partial_rotary_factor", float, 1.0, where)
+    if share != 1:
+        raise UserError(f"{where}: partial_rotary_factor {share} is not supported; supported: 1")
+    kind = given.get("rope_type", given.get("type", "default"))
+    scaling = {key: value for key, value in given.items() if key not in own}
+    theta = value_of(given, "rope_theta", float, THETA, where)
+    return theta, None if kind == "default" else scaling

@@ -39,7 +39,7 @@ def ids_of(
                 "without it the tokens of the head are unknown"
             )
         return None
-    _check_tokens(where, ids, vocab)
+    check_tokens(where, ids, vocab)
     if marked is not None and not np.array_equal(marked, ids):
         raise UserError(f"{where}: d2t and t2d name different tokens; {_MADE_FOR}")
     if vocab == width:
@@ -58,7 +58,7 @@ def tensors_of(ids: np.ndarray | None, width: int, vocab: int) -> dict[str, np.n
             f"draft_ids has the shape {list(ids.shape)}, and the head gives {width} logits; give "
             "one token per logit"
         )
-    _check_tokens("draft_ids", ids, vocab)
+    check_tokens("draft_ids", ids, vocab)
     marks = np.zeros(vocab, np.bool_)
     marks[ids] = True
     return {"d2t": ids - np.arange(width), "t2d": marks}
@@ -112,7 +112,7 @@ def _check_zeros(where: object, marked: np.ndarray | None, width: int) -> None:
         )
 
 
-def _check_tokens(where: object, ids: np.ndarray, vocab: int | None) -> None:
+def check_tokens(where: object, ids: np.ndarray, vocab: int | None) -> None:
     """Raises UserError unless the ids ascend and are tokens of the vocabulary."""
     wrong = np.flatnonzero(np.diff(ids) <= 0)
     if wrong.size:

@@ -8,7 +8,6 @@ place predicts first, the rotary base. A wrong reading leaves the text as it is 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,47 +100,30 @@ def probe(
         )
     dtype = keys.pop("dtype", None)
     head = model if isinstance(model, Head) else head_files.read(model, name, dtype=dtype)
-    measure = functools.partial(
-        _tau, target, target_params, prompts=prompts, new_tokens=new_tokens, temperature=temperature
-    )
-    trials = _Trials(functools.partial(drafters.make, name, target, **keys), head, measure, note)
-    best = _search(trials.tried, list(_options(codec, head.config, target, trials.made)))
-    best_head = head._replace(config=head.config | best.changes)
-    return Probed(best_head, best, list(trials.found.values()))
+    readings: dict[str, Reading | UserError] = {}
 
+    def made(changes: dict[str, Any]) -> Drafter:
+        changed = head._replace(config=head.config | changes)
+        return drafters.make(name, target, model=changed, **keys)
 
-class _Trials:
-    """The readings that were tried, each once."""
-
-    def __init__(
-        self,
-        make: Callable[..., Drafter],
-        head: Head,
-        measure: Callable[[Drafter], float],
-        note: Callable[[str], None],
-    ):
-        self._make, self._head, self._measure, self._note = make, head, measure, note
-        self.found: dict[str, Reading] = {}
-        self._refused: dict[str, UserError] = {}
-
-    def made(self, changes: dict[str, Any]) -> Drafter:
-        """The drafter of the heads with these changes. Raises UserError."""
-        return self._make(model=self._head._replace(config=self._head.config | changes))
-
-    def tried(self, changes: dict[str, Any]) -> Reading:
-        """Raises UserError for a reading that the target does not allow."""
+    def tried(changes: dict[str, Any]) -> Reading:
         own = str(sorted(changes.items()))
-        if own in self._refused:
-            raise self._refused[own]
-        if own not in self.found:
+        if own not in readings:
             try:
-                self.found[own] = Reading(changes, self._measure(self.made(changes)))
+                tau = _tau(target, target_params, made(changes), prompts, new_tokens, temperature)
+                readings[own] = Reading(changes, tau)
+                note(str(readings[own]))
             except UserError as error:
-                self._refused[own] = error
-                self._note(f"{_spelled(changes)}: {error}")
-                raise
-            self._note(str(self.found[own]))
-        return self.found[own]
+                readings[own] = error
+                note(f"{_spelled(changes)}: {error}")
+        result = readings[own]
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+    best = _search(tried, list(_options(codec, head.config, target, made)))
+    possible = [each for each in readings.values() if isinstance(each, Reading)]
+    return Probed(head._replace(config=head.config | best.changes), best, possible)
 
 
 def _search(
@@ -248,7 +230,6 @@ def _tau(
     target: LM,
     target_params: Params,
     drafter: Drafter,
-    *,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     temperature: float,

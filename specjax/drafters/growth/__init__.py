@@ -29,28 +29,3 @@ from specjax.drafters.growth.stepper import (
     room,
     step_at_depth,
 )
-
-__all__ = [
-    "KINDS",
-    "Begun",
-    "Drafted",
-    "Fixed",
-    "Nodes",
-    "Plan",
-    "Pooled",
-    "State",
-    "Stepper",
-    "at",
-    "build",
-    "draw",
-    "family",
-    "fed_to_target",
-    "lacking",
-    "logits_and_block",
-    "next_layout",
-    "read",
-    "rest",
-    "room",
-    "step_at_depth",
-    "updated",
-]

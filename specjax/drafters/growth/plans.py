@@ -117,12 +117,8 @@ def read(method: Method, keys: TreeKeys) -> Plan:
     if isinstance(keys.tree, str) and keys.tree.isidentifier():
         names = ", ".join(f'"{name}"' for name in (*POOLED, SEARCHED))
         raise UserError(f"the tree is {keys.tree!r}; give {names}, {shapes.FORMS}")
-    for key in ("depth", "top_k"):
-        if getattr(keys, key):
-            raise UserError(
-                f"{key} is {getattr(keys, key)} and has no effect on a tree of a fixed shape; "
-                f"leave it out, or give tree={DYNAMIC!r}"
-            )
+    right = f"leave it out, or give tree={DYNAMIC!r}"
+    keys.refuse(("depth", "top_k"), "on a tree of a fixed shape", right)
     how = keys.siblings or method.siblings
     return Plan(Fixed(_shape_of(method, keys), how), controller)
 
@@ -180,12 +176,8 @@ def _check_depth(method: Method, depth: int) -> None:
 
 
 def _pooled(method: Method, keys: TreeKeys) -> Pooled:
-    for key, usual in (("siblings", "top_k"), ("search", "optimal")):
-        if getattr(keys, key) not in ("", usual):
-            raise UserError(
-                f"{key} is {getattr(keys, key)!r} and has no effect on the tree {keys.tree!r}, "
-                "which has the most probable tokens; leave it out"
-            )
+    names = ("search",) if keys.siblings == "top_k" else ("search", "siblings")
+    keys.refuse(names, f"on the tree {keys.tree!r}, which has the most probable tokens")
     depth = keys.depth or method.steps or method.heads or DEPTH
     _check_depth(method, depth)
     if keys.tree in (BEST_FIRST, BEST_PARENTS):

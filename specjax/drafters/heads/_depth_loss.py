@@ -36,16 +36,14 @@ class LossKeys(declare.Keys):
     ce: float = key(1.0, "weight of the cross-entropy with the text", least=0)
     teacher: float = key(0.0, "weight of the divergence from the target", least=0)
     divergence: str = key(
-        "forward_kl", "one of ``divergences.DIVERGENCES``", choices=tuple(DIVERGENCES)
+        "forward_kl",
+        "one of ``divergences.DIVERGENCES``",
+        choices=tuple(DIVERGENCES),
+        needs="teacher",
     )
 
     def check(self) -> None:
         """Raises UserError for weights without effect."""
-        if self.divergence != "forward_kl" and not self.teacher:
-            raise UserError(
-                f"loss.divergence is {self.divergence!r} and loss.teacher, its weight, is 0; give "
-                "loss.teacher, or leave loss.divergence out"
-            )
         if not self.ce and not self.teacher:
             raise UserError("loss.ce and loss.teacher are both 0; make one of them positive")
 

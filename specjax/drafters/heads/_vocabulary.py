@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.drafters.files.draft_vocabulary import check_tokens
 from specjax.errors import UserError
 
 
@@ -73,12 +74,6 @@ def ids_of(value: tuple[int, ...] | None, size: int, vocab_size: int) -> np.ndar
         raise UserError(
             f"draft_ids has {len(ids)} tokens and the network's head {size}; give one token each"
         )
-    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
-        raise UserError(
-            f"draft_ids has the token {wrong}; the target's tokens are 0..{vocab_size - 1}"
-        )
-    if (np.diff(ids) <= 0).any():
-        raise UserError("draft_ids is not ascending; give each token once, in ascending order")
+    check_tokens("draft_ids", ids, vocab_size)
     # All tokens in order: the logits need no gather.
     return None if size == vocab_size else ids.astype(np.int32)

@@ -100,6 +100,7 @@ class Keys(declare.Keys):
         "of ``length``: the first tokens always and one with the rest of the probability, or "
         "independent, one rate at every depth",
         choices=("minimum_variance", "independent"),
+        needs="length",
     )
 
     def check(self) -> None:
@@ -107,10 +108,6 @@ class Keys(declare.Keys):
         _stages.check("controlled", self.drafters, only)
         if self.length and self.rate is not None:
             raise UserError("controlled takes a rate or a length, not both; leave one of them out")
-        if self.schedule != "minimum_variance" and not self.length:
-            raise UserError(
-                f"schedule is {self.schedule!r} and no length is given; give it, or leave both out"
-            )
 
 
 @declare.method(Keys)

@@ -83,15 +83,11 @@ class Keys(declare.Keys):
         "otherwise the average is not used.",
         least=0,
         below=1,
+        needs="least",
     )
 
     def check(self) -> None:
         _stages.check("escalate", self.drafters)
-        if self.decay is not None and not self.least:
-            raise UserError(
-                f"decay is {self.decay} and least 0: every drafter is asked, whatever its "
-                "average; raise least, or leave decay out"
-            )
 
 
 @declare.method(Keys)

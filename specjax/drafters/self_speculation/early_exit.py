@@ -70,10 +70,8 @@ def read(target: LM, asked: Any) -> tuple[Adapter, Given]:
     if stored or asked.adapter not in ("", NONE) or asked.head == "own":
         given, asked = files.read("early_exit", target, asked)
     kind, own_head = asked.adapter or NONE, asked.head == "own"
-    if asked.head_dim and kind != LAYER:
-        raise UserError(
-            f"head_dim is {asked.head_dim} and has no effect on the adapter {kind!r}; leave it out"
-        )
+    if kind != LAYER:
+        asked.refuse(("head_dim",), f"on the adapter {kind!r}")
     layer = _exit_layer(target, asked.exit_layer)
     config = _config(target, asked, given, kind)
     shape = Shape(kind, config, target.vocab_size if own_head else None)
@@ -373,7 +371,6 @@ def loss(
     Raises:
         UserError: weights out of range or without effect.
     """
-    del key
     own, target_logits = both_logits(adapter, target, ModelParams(target_params, params), batch)
     target_logits = jax.lax.stop_gradient(target_logits)
     labels, counted = _along_text.label(batch, 1)

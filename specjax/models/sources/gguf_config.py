@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.models import families
+from specjax.models.config_values import value_of
 from specjax.models.sources.gguf_file import GgufFile
 
 FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
@@ -129,10 +130,8 @@ def _check_keys(file: GgufFile, family: _Family) -> None:
 
 def _number(file: GgufFile, key: str, default: float) -> float:
     """A number of the architecture, as ``_float``. Raises UserError for a text."""
-    value = _value(file, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{file.path}: {file.architecture}.{key} is {value!r}; it must be a number")
-    return _float(value)
+    name = f"{file.architecture}.{key}"
+    return _float(value_of({name: _value(file, key, default)}, name, float, default, file.path))
 
 
 def _value(file: GgufFile, key: str, default: Any) -> Any:
@@ -147,13 +146,8 @@ def _value(file: GgufFile, key: str, default: Any) -> Any:
 
 
 def _size(file: GgufFile, key: str) -> int:
-    value = _value(file, key, None)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(
-            f"{file.path} has no {file.architecture}.{key}; "
-            "it is no language model, or the file is damaged"
-        )
-    return value
+    name = f"{file.architecture}.{key}"
+    return value_of({name: _value(file, key, None)}, name, int, None, file.path)
 
 
 def _check_layers(file: GgufFile, layers: int) -> None:

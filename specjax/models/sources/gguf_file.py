@@ -70,7 +70,6 @@ def read(path: Path) -> GgufFile:
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int) -> GgufFile:
-    del changed  # a file that has changed is read again
     library = _library(path)
     with path.open("rb") as file:
         magic = file.read(4)

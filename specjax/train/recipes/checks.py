@@ -204,19 +204,8 @@ def _is_set(data: Config, name: str) -> bool:
 
 def _check_questions(config: Config) -> None:
     """The keys of ``questions.read``."""
-    questions, chat = config.generation.prompts, config.generation.chat
-    if chat and not questions:
-        raise UserError(
-            f"config.generation.chat is {chat!r}, the template of questions, and there are none; "
-            "give config.generation.prompts, or leave chat out"
-        )
-    if config.generation.skip and not questions:
-        raise UserError(
-            f"config.generation.skip is {config.generation.skip}, and there are no questions to "
-            "skip; give config.generation.prompts, or leave skip out"
-        )
     for key in ("files", "tfds", "pairs", "dialogues"):
-        if questions and config.data[key]:
+        if config.generation.prompts and config.data[key]:
             raise UserError(
                 f"config.generation.prompts has questions, and config.data.{key} other prompts; "
                 "give one of them"

@@ -131,10 +131,6 @@ def _rows(config: Config, text: Text, positions: int | None) -> dict[str, Rows]:
     return {"train": rows["train"].first(most), "valid": rows["valid"].first(count)}
 
 
-def _have_labels(documents: Sequence[Document]) -> bool:
-    return any(each.labelled[1:].any() for each in documents)
-
-
 def _of_stream(stream: np.ndarray, length: int, size: int) -> Rows:
     """All tokens. A row begins with the last token of the row before."""
     rows = (len(stream) - 1) // length
@@ -164,7 +160,8 @@ def _of_documents(
     """
     short = [each for each in documents if len(each.ids) <= length + 1 or size == length]
     long = [each for each in documents if len(each.ids) > length + 1 and size > length]
-    groups = [each for each in ((short, length), (long, size)) if _have_labels(each[0])]
+    labelled = lambda some: any(each.labelled[1:].any() for each in some)  # noqa: E731
+    groups = [each for each in ((short, length), (long, size)) if labelled(each[0])]
     # Without labels an error.
     texts = [pack(own, room, room // 2) for own, room in groups or [(documents, length)]]
 

@@ -52,7 +52,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         )
     _check_best(config, drafter, training)
     common.check_longest(config, drafter.longest)
-    assert training.start is not None
+    assert training.start is not None and training.loss is not None
     key = jax.random.key(config.seed)
     if config.init:
         draft = drafter.init_params(key)
@@ -64,7 +64,8 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     common.check_weights(config, loss, params, target.params)
     material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
-    batches = Numbered(material.batches) if _changes(training) else material.batches
+    changes = RUN_STEPS in inspect.signature(training.loss).parameters
+    batches = Numbered(material.batches) if changes else material.batches
     task = Task(loss, params, target.params, batches, material.held_out, examine)
     task = task._replace(held_out_loss=held_out_loss)
     save = _saver(config, workdir, target, drafter, material)
@@ -145,12 +146,6 @@ def _losses(
     if "places" in known and not arguments["places"].default:
         quiet["places"] = 0  # of losses whose usual places are all
     return make(**weights), make(**weights | quiet) if quiet else None
-
-
-def _changes(training: Training) -> bool:
-    """Whether the loss changes during training: its batches have the number of their step."""
-    assert training.loss is not None
-    return RUN_STEPS in inspect.signature(training.loss).parameters
 
 
 def _saver(

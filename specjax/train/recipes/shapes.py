@@ -8,7 +8,7 @@ from specjax.config import Config
 from specjax.data.pairs import OutputEnds
 from specjax.errors import UserError
 from specjax.models import families, hf, t5_config
-from specjax.models.hf_config import config_to_hf
+from specjax.models.hf_config import config_to_hf, translated
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train.settings import T5_KEYS, ModelKeys
 
@@ -35,11 +35,9 @@ def check(model: Config) -> None:
                 f"{part} {model[part]}; change one of them"
             )
     sizes = {"vocab_size": 1, "head_dim": model.hidden_size // model.num_heads}
-    try:
-        # A model that its family cannot store would be refused at the end of the training.
-        config_to_hf(families.shape(**(model.to_dict() | sizes)))
-    except UserError as error:
-        raise UserError(f"config.model: {error}") from None
+    # A model that its family cannot store would be refused at the end of the training.
+    shape = translated("config.model", model.to_dict() | sizes, lambda own: families.shape(**own))
+    translated("config.model", shape, config_to_hf)
 
 
 def _check_t5(model: Config) -> None:
@@ -51,10 +49,7 @@ def _check_t5(model: Config) -> None:
             )
     if missing := [key for key in T5_KEYS if key not in model]:
         raise UserError(f"config.model.{missing[0]} is missing; start from configs/t5.py")
-    try:
-        _t5(model, 1, OutputEnds(0, 0))
-    except UserError as error:
-        raise UserError(f"config.model: {error}") from None
+    translated("config.model", model, lambda own: _t5(own, 1, OutputEnds(0, 0)))
 
 
 def check_positions(config: Config) -> None:

@@ -430,7 +430,7 @@ def test_keys_of_the_loss_have_an_effect_or_are_refused(made):
         spec_drafter._check(net, Batch(batch.tokens[:, :BLOCK]))
     with pytest.raises(UserError, match="not the depths of single tokens"):
         spec_drafter._check(net, batch.replace(depths=batch.tokens))
-    with pytest.raises(UserError, match=r"loss.fall is 0.4 and loss.glancing is 0, so no rate"):
+    with pytest.raises(UserError, match=r"loss.fall is 0.4 and loss.glancing is 0"):
         loss(fall=0.4, glancing=0.0)
     config = configured.get_config()
     config.train.remat, config.joint = True, False

@@ -239,7 +239,7 @@ def test_errors(tmp_path):
         ({"models": []}, "models has an empty entry"),
         ({"models": ""}, "models has an empty entry"),
         ({"models": "a,,b"}, "models has an empty entry"),
-        ({"models": models[0]}, "models is one draft model; give a list"),
+        ({"models": models[0]}, "give a list of draft models"),
         ({"models": models, "params": [{}]}, "there are 2 models and 1 params"),
         ({"models": models, "tree": "4y2"}, "the tree is '4y2'"),
         ({"models": models, "tree": "33"}, "the tree has 33 siblings and the vocabulary 32"),

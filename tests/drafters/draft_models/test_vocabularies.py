@@ -540,7 +540,7 @@ BAD = [
     (OTHER, {"vocabulary": "slem"}, "the vocabularies must overlap"),
     (SHARED, {"vocabulary": "slem", "tree": "2x1"}, "drafts a chain"),
     (SHARED, {"vocabulary": "slrs", "nodes": 4}, "drafts a chain"),
-    (SHARED, {"vocabulary": "slem", "siblings": "iid"}, "leave siblings out"),
+    (SHARED, {"vocabulary": "slem", "siblings": "iid"}, "siblings is 'iid' and has"),
     (SHARED, {"vocabulary": "slem", "control": "threshold:0.4"}, "reads the probabilities"),
     (SHARED, {"vocabulary": "tli", "tree": "3x1"}, "3"),
     (None, {"vocabulary": "tli"}, "the draft model has no tokenizer"),

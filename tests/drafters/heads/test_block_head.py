@@ -471,9 +471,11 @@ def test_a_key_with_two_values_in_config_json_is_refused():
     refused(rf"layer_types is \[\] and {layers}.layer_types is", **{layers: wrong})
     nested = {"dflash_config": {"layer_types": None, "rope_theta": 2.0}}
     refused(f"rope_theta is 2.0 and {layers}", **nested, **{layers: keys | {"rope_theta": 3.0}})
-    refused("block_size and dspark_block_size differ", dspark_block_size=5)
-    refused("names different masks", pard_token=3)
-    refused("causal_head and causal differ", causal_head=True, dflash_config={"causal": False})
+    refused("block_size is 4 and dspark_block_size is 5", dspark_block_size=5)
+    refused("and pard_token is 3; they must be equal", pard_token=3)
+    refused(
+        "causal_head is True and causal is False", causal_head=True, dflash_config={"causal": False}
+    )
 
 
 MARKOV = {("markov", "table"): np.zeros((5, 2), np.float32)}
@@ -511,7 +513,7 @@ def test_which_place_predicts_first_in_files(label):
 
 def test_names_of_the_anchor_that_differ_are_refused():
     for more in ({"sample_from_anchor": False}, {"dflash_config": {"shift_label": False}}):
-        with pytest.raises(UserError, match="differ; they must be equal") as caught:
+        with pytest.raises(UserError, match="they must be equal") as caught:
             raw = {"query_zero_predicts_next": True} | more
             config_in(raw, {})
         assert "query_zero_predicts_next" in str(caught.value) and "\n" not in str(caught.value)

@@ -109,7 +109,7 @@ def test_slot_reads_the_next_token():
 
         def slot(changed, net=net, drafter=drafter, predicted=predicted, network=network):
             features = shared.features(drafter, net, changed)
-            tokens = jnp.asarray(changed[network.shift :][: len(features)])[None]
+            tokens = jnp.asarray(changed[network.shape.shift :][: len(features)])[None]
             return np.asarray(predicted(tokens, jnp.asarray(features, jnp.float32)[None]))[0, t]
 
         def with_token(index):
@@ -141,9 +141,11 @@ def test_a_pass_is_that_of_the_reference(label):
     assert_close(fed.feature[0], feature)
     ours = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), shared.VOCAB)
     assert_close(ours[0, -1], reference.logits(net, hidden[-1], shared.VOCAB))
-    read = [random.normal(size=(1, 6, shared.TARGET.width)) for _ in range(1 + len(network.taps))]
+    read = [
+        random.normal(size=(1, 6, shared.TARGET.width)) for _ in range(1 + len(network.shape.taps))
+    ]
     out = Output(None, read[0], tuple(read[1:]))
-    stacked = np.stack(read[1:], -2)[0] if network.taps else None
+    stacked = np.stack(read[1:], -2)[0] if network.shape.taps else None
     assert_close(network.read(params, out)[0], reference.read(net, read[0][0], stacked))
 
 

@@ -117,10 +117,10 @@ def test_errors_in_keys():
     refused("nodes is 3 and depth is 4", "eagle", nodes=3, depth=4)
     refused("top_k is 9 and the vocabulary has 8", "eagle", top_k=9)
     refused("top_k is 3 and the vocabulary has 2", "eagle3", top_k=3, draft_ids=(1, 4))
-    refused("draft_ids has the token 8; the target's tokens are 0..7", "eagle3", draft_ids=(1, 8))
-    refused("draft_ids has the token -1", "eagle3", draft_ids=(-1, 2))
-    refused("draft_ids is not ascending", "eagle3", draft_ids=(3, 1))
-    refused("draft_ids is not ascending", "eagle3", draft_ids=(1, 1))
+    refused("has the token 8, outside the vocabulary of 8", "eagle3", draft_ids=(1, 8))
+    refused("has the token -1, outside the vocabulary", "eagle3", draft_ids=(-1, 2))
+    refused("the draft vocabulary must ascend", "eagle3", draft_ids=(3, 1))
+    refused("the draft vocabulary must ascend", "eagle3", draft_ids=(1, 1))
     refused("draft_ids must be a list of token ids", "eagle3", draft_ids=(0.5, 1.0))
     refused(
         "draft_ids has 2 tokens and the network's head 3", "eagle3", draft_ids=(1, 2), draft_vocab=3

@@ -278,7 +278,7 @@ def target_outputs(net, params, batch):
 
 def loss_by_hand(net, params, batch, key, glancing, rate):
     """(the loss in NumPy, the slots of each row that are given), of the network's own outputs."""
-    keys, k = jax.random.split(key, 4), net.block
+    keys, k = jax.random.split(key, 4), net.shape.block
     tokens = np.asarray(batch.tokens)
     rows, size = tokens.shape[0], tokens.shape[1] - 1
     out = target_outputs(net, params, batch)
@@ -543,6 +543,6 @@ def test_loss_refuses():
     refused("loss.dropout is 1; it must be", dropout=1)
     refused("loss.feature and loss.weight are both 0", feature=0, weight=0)
     refused("loss.hard is 0.5 and loss.weight is 0", hard=0.5, weight=0)
-    refused("loss.hard is 1, so it has no effect", hard=1, divergence="reverse_kl")
+    refused("no effect where loss.hard is 1", hard=1, divergence="reverse_kl")
     refused("raise train.length to 4 or more", tokens=4)
     refused("falcon learns whole blocks", depths=jnp.zeros((1, 9), jnp.int32))

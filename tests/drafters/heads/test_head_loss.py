@@ -198,7 +198,7 @@ def test_errors():
     refused("loss.ce and loss.teacher are both 0; make one of them positive", ce=0)
     refused("loss.slots is 'some'; it must be one of all, one", slots="some")
     refused("loss.divergence is 'kl'; it must be one of forward_kl, .*, lk_hybrid", divergence="kl")
-    refused("loss.divergence is 'lk' and loss.teacher, its weight, is 0", divergence="lk")
+    refused("loss.divergence is 'lk' and loss.teacher is 0", divergence="lk")
     refused("raise train.length to 2 or more", TOKENS[:, :2])
 
 

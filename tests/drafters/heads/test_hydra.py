@@ -85,7 +85,7 @@ def test_errors():
     refused("heads is 2, and the given hydra has 3; leave it out", params=params, heads=2)
     refused("layers is 2, and the given hydra has 1; leave it out", params=params, layers=2)
     refused("prefix is 1; it must be True or False", prefix=1)
-    refused("head_dim is 2 and belongs to a prefix layer; leave it out, or set prefix", head_dim=2)
+    refused("head_dim is 2 and has no effect without a prefix layer; leave it out, or", head_dim=2)
     shared.assert_foreign_is_refused("hydra", TARGET, params)
     drafter = drafters.make("hydra", TARGET, params=params)
     message = "each head of hydra continues from the head before it; loss.slots must be 'all'"

@@ -90,14 +90,19 @@ def _forward(target, params, tokens):
 def expected(drafter, params, text) -> np.ndarray:
     """f64[K,V]: after the text [n], from the slots and the masks behind them in one causal pass."""
     net, network = shared.plain_of(drafter, params), network_of(drafter)
-    tapped, fed = shared.TARGET.with_taps(network.taps), np.zeros((1, 2 * shared.SIZE), np.int32)
+    tapped, fed = (
+        shared.TARGET.with_taps(network.shape.taps),
+        np.zeros((1, 2 * shared.SIZE), np.int32),
+    )
     fed[0, : len(text)] = text
     out = _forward(tapped, params.target, jnp.asarray(fed))
     stacked = np.stack(out.taps, -2)[0, : len(text) - 1].astype(np.float64)
-    unknown = np.asarray(params.draft["mask_hidden"], np.float64).reshape(1, len(network.taps), -1)
+    unknown = np.asarray(params.draft["mask_hidden"], np.float64).reshape(
+        1, len(network.shape.taps), -1
+    )
     masks, masked = TOKENS - 1, reference.read(net, None, unknown)
     features = np.concatenate([reference.read(net, None, stacked), masked.repeat(masks, 0)])
-    slots = [*text[network.shift :][: len(text) - 1], *[network.shape.mask_id] * masks]
+    slots = [*text[network.shape.shift :][: len(text) - 1], *[network.shape.mask_id] * masks]
     hidden, _ = reference.run(net, np.array(slots), features)
     return np.stack([reference.logits(net, each, VOCAB) for each in hidden[-TOKENS:]])
 
@@ -396,7 +401,7 @@ def test_files_round_trip(keys, tmp_path):
     ("keys", "message"),
     [
         ({"parallel": -1}, "parallel is -1"),
-        ({"parallel": 2, "norm_output": True}, "norm_output has no effect on a network that"),
+        ({"parallel": 2, "norm_output": True}, "norm_output is True and has no effect on a"),
         ({"parallel": 2, "mask_id": 5}, r"mask_id is 5; the target's tokens are 0..4"),
         ({"mask_id": 2}, "mask_id is 2 and has no effect"),
         ({"parallel": 2, "tree": "chain:3"}, "the tree is 3 levels deep"),

@@ -31,7 +31,7 @@ def drafted_logits(network, params, tokens):
     out = lm.forward(model, params.target, tokens[None, :-1])
     features, size = network.read(params, out), len(tokens) - 1
     cache = network.init_cache(1, size)
-    read = tokens[None, network.shift : size + network.shift]
+    read = tokens[None, network.shape.shift : size + network.shape.shift]
     known, own = network.apply(params, read, features, cache)
 
     def column(t):
@@ -39,7 +39,7 @@ def drafted_logits(network, params, tokens):
         fed, block = jax.tree.map(lambda x: x[:, t, None], known), None
         result = [network.logits(params, fed.hidden)[0, 0]]
         for j in range(1, shared.STEPS):
-            token = tokens[jnp.minimum(t + j + network.shift, size)][None, None]
+            token = tokens[jnp.minimum(t + j + network.shape.shift, size)][None, None]
             fed, new = network.apply(params, token, fed.feature, kept, None, block)
             block = new if block is None else tree.join(block, new)
             result.append(network.logits(params, fed.hidden)[0, 0])

@@ -213,7 +213,7 @@ def test_parts_and_padding_change_nothing(shape):
     """The gradient of a batch is that of its parts; rows may be longer."""
     network, batch = shared.network(**shared.SHAPES[shape]), batch_of(True)
     params = shared.random_params(network)
-    own = {"feature": 0.0 if network.taps else 1.0, "noise": 0.0}
+    own = {"feature": 0.0 if network.shape.taps else 1.0, "noise": 0.0}
     loss = loss_of(network, steps=1 if shape == "eagle" else 2, **own)
     results = [
         jax.jit(make(loss))(params.draft, params.target, batch, KEY)
@@ -262,8 +262,8 @@ def test_errors():
     refused("loss.detach is 1; it must be True or False", detach=1)
     refused("loss.divergence is 'js'; it must be one of forward_kl", divergence="js")
     refused("loss.top_k_weight are all 0; make one of them positive", feature=0, weight=0)
-    refused("loss.top_k is 5 and loss.top_k_weight, its weight, is 0", top_k=5)
-    refused("loss.divergence is 'lk' and loss.weight, its weight, is 0", divergence="lk", weight=0)
+    refused("loss.top_k is 5 and loss.top_k_weight is 0", top_k=5)
+    refused("loss.divergence is 'lk' and loss.weight is 0", divergence="lk", weight=0)
     refused("eagle3 does not predict the target's features; leave it 0", eagle3, feature=1.0)
     wide = {"feature": 0.0, "top_k": 13, "top_k_weight": 1.0}
     refused("loss.top_k is 13 and the draft vocabulary has 12 tokens", eagle3, **wide)

@@ -226,7 +226,7 @@ def test_independent_acceptance_reproduces_a_length():
         ({"length": "fast"}, "length is 'fast'; give tokens per round, each at least 1"),
         ({"length": 0.5}, "length is 0.5; give tokens per round, each at least 1"),
         ({"length": "nan"}, "length is 'nan'; give tokens per round, each at least 1"),
-        ({"schedule": "independent"}, "schedule is 'independent' and no length is given"),
+        ({"schedule": "independent"}, "schedule is 'independent' and length is ()"),
         ({"length": 2, "schedule": "any"}, "schedule is 'any'"),
     ],
 )

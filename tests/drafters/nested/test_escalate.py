@@ -234,7 +234,7 @@ def test_invalid_keys_are_refused():
             escalate.make(target, drafters=stages)
     with pytest.raises(UserError, match=r"least is 1; it must be a number in \[0, 1\)"):
         escalate.make(target, drafters={"prompt_lookup": {}}, least=1)
-    with pytest.raises(UserError, match=r"decay is 0\.5 and least 0: every drafter is asked"):
+    with pytest.raises(UserError, match=r"decay is 0\.5 and least is 0\.0, so it has no effect"):
         escalate.make(target, drafters={"prompt_lookup": {}}, decay=0.5)
     with pytest.raises(UserError, match=r"decay is 1\.0; it must be a number in \[0, 1\)"):
         escalate.make(target, drafters={"prompt_lookup": {}}, least=0.5, decay=1.0)

@@ -34,8 +34,8 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     if how == TLI and pair[0].name == pair[1].name:
         # All tokens are shared.
         pairs.check(target, model)
-        model = pairs.in_size(model, target.vocab_size)
-        return _small_model.shaped(NAME, target, model, params, keys, shapes.chain(gamma))
+        loaded = pairs.in_size(model, target.vocab_size), params
+        return _small_model.make(NAME, target, keys, shapes.chain(gamma), loaded=loaded)
     _check_models(target, model, how)
     sizes = target.vocab_size, model.vocab_size
     maps = vocabulary_maps.between(*pair, *sizes)
@@ -92,17 +92,8 @@ def _check_models(target: LM, model: LM, how: str) -> None:
 
 def _check_chain(how: str, keys: TreeKeys) -> None:
     """Raises UserError for keys of a tree, and for siblings of the most probable text."""
-    given = {"tree": keys.tree, "nodes": keys.nodes, "depth": keys.depth, "top_k": keys.top_k}
-    if keys.search != "optimal":
-        given["search"] = keys.search
-    wrong = next((key for key, value in given.items() if value), None)
-    if wrong is not None:
-        raise UserError(
-            f"{wrong} is {given[wrong]!r}, and vocabulary={how!r} drafts a chain; give gamma, or "
-            "vocabulary='tli' for a tree"
-        )
-    if how == SLEM and keys.siblings:
-        raise UserError(
-            f"siblings is {keys.siblings!r}, and vocabulary='slem' drafts the draft model's most "
-            "probable text; leave siblings out"
-        )
+    where = f"with vocabulary={how!r}, which drafts a chain"
+    right = "give gamma, or vocabulary='tli' for a tree"
+    keys.refuse(("tree", "nodes", "depth", "top_k", "search"), where, right)
+    if how == SLEM:
+        keys.refuse(("siblings",), f"{where} of the draft model's most probable tokens")

@@ -47,8 +47,8 @@ from specjax.errors import UserError
 from specjax.models.config_values import (
     MASK_IDS,
     OF_LAYERS,
+    agreed,
     agreed_layers,
-    agreed_switch,
     check_equal,
     check_method,
     check_part,
@@ -161,7 +161,7 @@ class BlockFiles(Codec):
         config |= {} if taps is None else {IDS: taps}
         mask = mask_id_of(path, flat)
         config |= {} if mask is None else {"mask_token_id": mask}
-        causal = agreed_switch(path, flat, _CAUSAL)
+        causal = agreed(path, {key: switch(path, flat, key) for key in _CAUSAL})
         # Where it is not stated, programs take sliding layers for causal and full ones not.
         stated = switch(path, flat, "sliding_window_non_causal") if method else causal is not None
         sliding = "sliding_attention" in names_of(path, layer | flat, "layer_types")
@@ -267,11 +267,8 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     check_equal(path, raw, "dflash_config", nested, nested)
     flat |= {key: value for key, value in nested.items() if value is not None}
     for key, names in _ALIASES.items():
-        given = {name: flat[name] for name in names if name in flat}
-        if len({str(value) for value in given.values()}) > 1:
-            raise UserError(f"{path}: {' and '.join(given)} differ; they must be equal")
-        if given:
-            flat[key] = next(iter(given.values()))
+        value = agreed(path, {name: flat.get(name) for name in names})
+        flat |= {} if value is None else {key: value}
     if "transformer_layer_config" not in raw:
         return flat, flat
     # The library stores what differs from the defaults of transformers.
@@ -292,7 +289,7 @@ def _taps(path: Path, flat: Mapping[str, Any], own: Mapping[str, Any]) -> list[i
 
 def _anchor(path: Path, flat: Mapping[str, Any], leaves: Leaves, method: str | None) -> bool:
     """Whether the pending token's place predicts."""
-    stated = agreed_switch(path, flat, _ANCHOR)
+    stated = agreed(path, {key: switch(path, flat, key) for key in _ANCHOR})
     if stated is not None or method:
         # The speculators library writes the key where it is true; files without it are older.
         return bool(stated)

@@ -209,7 +209,6 @@ def no_state(net: Net, params: ModelParams, *lead: int) -> jax.Array:
 
 def start(shape: BlockShape, target_params: Params, key: jax.Array) -> Params:
     """New parameters; none of them is the target's."""
-    del target_params
     keys = jax.random.split(key, 3)
     params = MODULE.new(shape, keys[0]) | corrections.new(shape, keys[1])
     if shape.mask_id is None:

@@ -285,13 +285,9 @@ def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: 
         )
     kinds_of = {"rank": CORRECTIONS[1:], "state": ("gru",), "plain": ("gru",)}
     for name, kinds in kinds_of.items():
-        value = getattr(asked, name)
-        given = value is not None if name == "plain" else value != 0
-        if given and correction not in kinds:
-            raise UserError(
-                f"{name} is {value} and has no effect on the correction {correction!r}; leave it "
-                f"out, or take {' or '.join(kinds)}"
-            )
+        if correction not in kinds:
+            right = f"leave it out, or take {' or '.join(kinds)}"
+            asked.refuse((name,), f"on the correction {correction!r}", right)
 
 
 def _windows(

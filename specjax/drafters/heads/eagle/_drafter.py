@@ -132,7 +132,7 @@ def build(
         training=training(plan),
         features=True,
     )
-    return drafter._replace(taps=network.taps)
+    return drafter._replace(taps=network.shape.taps)
 
 
 def _init(
@@ -152,7 +152,7 @@ def _init(
     outputs, fed = None, jnp.maximum(count - 1, 0)
     if size:
         features = network.read(params, target_out)
-        shifted = context.tokens[:, network.shift : network.shift + size]
+        shifted = context.tokens[:, network.shape.shift : network.shape.shift + size]
         inputs = shifted, features
         feed = Bound(_feed, network, params, 0)
         outputs, cache = _prefix.feed(feed, kv.commit, inputs, fed, cache)
@@ -198,7 +198,7 @@ def _begin(
     """
     cache, width = kept.cache, kept.features.shape[1]
     lacks = context.tokens, context.length - 1, cache.length, width
-    missing, tokens = growth.lacking(*lacks, network.shift)
+    missing, tokens = growth.lacking(*lacks, network.shape.shift)
     fed, slots = network.apply(params, tokens, kept.features, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
@@ -226,7 +226,7 @@ def _begin_parallel(
     """
     (batch, width, size), masks = kept.features.shape, depth - 1
     lacks = context.tokens, context.length - 1, kept.cache.length, width
-    missing, tokens = growth.lacking(*lacks, network.shift)
+    missing, tokens = growth.lacking(*lacks, network.shape.shift)
     ids = jnp.full((batch, masks), network.shape.mask_id, tokens.dtype)
     unknown = network.masked(params).astype(kept.features.dtype)
     unknown = jnp.broadcast_to(unknown, (batch, masks, size))
@@ -263,7 +263,7 @@ def _step(
         parent: Memory = growth.at(block, nodes.parents)
         above = jnp.where(inside, parent.tokens, above)
         feature = jnp.where(inside[..., None], parent.feature, feature)
-    read = tokens if network.shift else above
+    read = tokens if network.shape.shift else above
     fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
     logits = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), vocab_size)
     return logits, Memory(tokens, slots, fed.feature)
@@ -305,7 +305,9 @@ def _init_modules(
             size = outputs.shape[1]
             newest = jnp.take_along_axis(outputs, jnp.maximum(count - 1, 0)[:, None, None], 1)
             before = jnp.where((count > 0)[:, None], newest[:, 0], before)
-            places = jnp.broadcast_to(jnp.arange(size), (batch, size)) + module + network.shift
+            places = (
+                jnp.broadcast_to(jnp.arange(size), (batch, size)) + module + network.shape.shift
+            )
             tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
 
             count = jnp.maximum(count - 1, 0)
@@ -337,7 +339,7 @@ def _begin_modules(
         newest = jnp.take_along_axis(outputs, missing[:, None, None], 1)[:, 0]
         start = (own.cache.length - length + 1)[:, None] + jnp.arange(width)
         features = jnp.take_along_axis(outputs, start[..., None], 1, mode="clip")
-        length, ahead = own.cache.length, module + network.shift
+        length, ahead = own.cache.length, module + network.shape.shift
         lacks = context.tokens, context.length - 1 - module, length, width
         missing, tokens = growth.lacking(*lacks, ahead)
         fed, slots = network.apply(params, tokens, features, own.cache, module=module)

@@ -53,7 +53,9 @@ from specjax.drafters.heads import _shape
 from specjax.errors import UserError
 from specjax.models.config_values import (
     MASK_IDS,
+    agreed,
     agreed_layers,
+    check_equal,
     check_layers,
     check_method,
     check_only,
@@ -63,6 +65,7 @@ from specjax.models.config_values import (
     object_of,
     switch,
     value_of,
+    whole_of,
 )
 
 # Tokens of one pass of P-EAGLE in a file that names no number: the default of its training.
@@ -114,17 +117,6 @@ class Meaning(NamedTuple):
     notes: dict[str, str]  # how ambiguous keys were read
 
 
-class _Raw(NamedTuple):
-    """The keys of a config.json, in groups."""
-
-    where: object
-    dialect: str
-    own: dict[str, Any]  # specjax's
-    flat: dict[str, Any]  # of EAGLE-3
-    layer: dict[str, Any]  # of the decoder layers
-    width: int | None  # E; None: not in the file
-
-
 def _dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
     """The dialect of a config.json; UserError for a kind of heads that cannot be read."""
     names = names_of(where, raw, "architectures")
@@ -144,10 +136,11 @@ def _dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
 
 def _meaning(where: object, raw: Mapping[str, Any]) -> Meaning:
     """What a config.json of EAGLE-3 means. Raises UserError for keys that cannot be honoured."""
-    read, notes = _read(where, "eagle3", raw), {}
-    flat, taps, output = read.flat, _taps(read, notes), _norm_output(read, notes)
+    dialect, own, flat, layer = read = _read(where, "eagle3", raw)
+    notes: dict[str, str] = {}
+    taps, output = _taps(where, *read[:3], notes), _norm_output(where, *read[:3], notes)
     residual = switch(where, flat, "norm_before_residual")
-    if residual is None and read.dialect == "speculators" and not read.own:
+    if residual is None and dialect == "speculators" and not own:
         raise UserError(
             f"{where} has no norm_before_residual; programs differ in its default, so write true "
             "or false into config.json"
@@ -157,21 +150,22 @@ def _meaning(where: object, raw: Mapping[str, Any]) -> Meaning:
         "norm_output": output,
         "norm_before_residual": bool(residual),
         "taps": taps,
-        "parallel": _tokens(where, raw, read.own),
+        "parallel": _tokens(where, raw, own),
         "mask_token_id": mask_id_of(where, flat),
     }
     masked = switch(where, flat, "parallel_drafting")
     parts["masked"] = True if raw.get("speculators_model_type") == "peagle" else masked
-    return Meaning(read.dialect, read.layer, facts, read.width, parts, notes)
+    width = whole_of(where, raw, "target_hidden_size")
+    return Meaning(dialect, layer, facts, width, parts, notes)
 
 
-def _read(where: object, kind: str, raw: Mapping[str, Any]) -> _Raw:
-    """Raises UserError for keys that cannot be honoured."""
-    dialect, own = _dialect_of(where, kind, raw), object_of(raw, OWN, where)
-    width = raw.get("target_hidden_size")
-    if width is not None:
-        width = value_of(raw, "target_hidden_size", int, None, where)
-    return _Raw(where, dialect, own, _flat(where, raw), _layer(where, dialect, raw), width)
+def _read(where: object, kind: str, raw: Mapping[str, Any]) -> tuple[str, dict, dict, dict]:
+    """The dialect, and the keys of specjax, of EAGLE-3 and of the decoder layers.
+
+    Raises UserError for keys that cannot be honoured.
+    """
+    dialect = _dialect_of(where, kind, raw)
+    return dialect, object_of(raw, OWN, where), _flat(where, raw), _layer(where, dialect, raw)
 
 
 def _tokens(where: object, raw: Mapping[str, Any], own: Mapping[str, Any]) -> int | None:
@@ -201,12 +195,7 @@ def _flat(where: object, raw: Mapping[str, Any]) -> dict[str, Any]:
     known = {key: _EAGLE_CONFIG.get(key, False) for key in nested}
     only = {key: value for key, value in known.items() if value is not None}
     check_only(where, nested, only, "eagle_config.")
-    for key, value in nested.items():
-        if key in raw and raw[key] != value and key not in only:
-            raise UserError(
-                f"{where}: {key} is {raw[key]!r} and eagle_config.{key} is {value!r}; "
-                "they must be equal"
-            )
+    check_equal(where, raw, "eagle_config", nested, nested.keys() - only.keys())
     return {**nested, **raw}
 
 
@@ -244,14 +233,15 @@ def _layer(where: object, dialect: str, raw: Mapping[str, Any]) -> dict[str, Any
     return layer
 
 
-def _taps(raw: _Raw, notes: dict[str, str]) -> list[int] | None:
+def _taps(
+    where: object, dialect: str, own: Config, flat: Config, notes: dict[str, str]
+) -> list[int] | None:
     """The layers whose outputs are read.
 
     ``hidden_states`` of transformers begin with the embeddings, so entry i is the output of layer
     i - 1. SGLang's rule separates the two conventions of "LlamaForCausalLMEagle3": a list that
     begins with 1 numbers outputs of layers, any other entries of ``hidden_states``.
     """
-    where, dialect, own, flat, *_ = raw
     ids, stated = flat.get(IDS) or None, own.get("taps")
 
     def meanings(key: str, ids: list[int]) -> list[list[int]]:
@@ -275,21 +265,19 @@ def _taps(raw: _Raw, notes: dict[str, str]) -> list[int] | None:
     return taps
 
 
-def _norm_output(raw: _Raw, notes: dict[str, str]) -> bool:
+def _norm_output(
+    where: object, dialect: str, own: Config, flat: Config, notes: dict[str, str]
+) -> bool:
     """Whether the normed feature is recycled (EAGLE-3.1).
 
     SpecForge wrote true for plain EAGLE-3 until 2026-09-15. Its files have no version, so true in
     them is plain EAGLE-3 unless ``specjax.norm_output`` states otherwise. Before that day false
     left out the norm before the head; no such network is known, and it cannot be read.
     """
-    where, dialect, own, flat, *_ = raw
     value, stated = switch(where, flat, "norm_output"), switch(where, own, "norm_output")
     if stated is not None:
-        if value is not None and value != stated and dialect != "specforge":
-            raise UserError(
-                f"{where}: norm_output is {value} and {OWN}.norm_output is {stated}; they must be "
-                "equal"
-            )
+        if dialect != "specforge":
+            agreed(where, {"norm_output": value, f"{OWN}.norm_output": stated})
         notes["norm_output"] = "specjax.norm_output"
         return stated
     if value and dialect == "specforge":
@@ -379,7 +367,7 @@ class Eagle(Codec):
     def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
         where, raw = found.where, found.config
         decoder_layers.add_output_biases(leaves)
-        layer = _read(where, self.kind, raw).layer
+        *_, layer = _read(where, self.kind, raw)
         vocab = sizes.get("V")
         # Read only if specjax wrote the file: in released ones it is often wrong.
         if vocab is None and OWN in raw and raw.get("vocab_size"):

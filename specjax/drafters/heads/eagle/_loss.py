@@ -61,8 +61,8 @@ def training(
 
     ``defaults`` are the method's values for ``LossKeys``.
     """
-    if network.taps:
-        target = target.with_taps(network.taps)
+    if network.shape.taps:
+        target = target.with_taps(network.shape.taps)
     texts, modules = Bound(along, network, target), network.shape.modules
     early = Bound(_along_text.among_first, modules - 2) if modules > 2 else None
     return Training(
@@ -101,7 +101,7 @@ def step(
     module computes all T slots, the steps behind the last module P columns.
     """
     rows, size = text.layout.depth.shape
-    tokens = _along_text.ahead(text.tokens, number + network.shift, size)
+    tokens = _along_text.ahead(text.tokens, number + network.shape.shift, size)
     module = min(number, network.shape.modules - 1)
     again = number - module  # steps of this module that are in ``before``
     layout = text.layout
@@ -170,10 +170,16 @@ class LossKeys(declare.Keys):
         "from the target's distribution, one of ``divergences.DIVERGENCES``; forward KL has the "
         "gradient of the cross-entropy with soft labels",
         choices=tuple(DIVERGENCES),
+        needs="weight",
     )
     weight: float = key(0.1, "weight of the divergence", least=0)
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)
-    top_k: int = key(10, "how many of the target's best tokens the next term is about", least=1)
+    top_k: int = key(
+        10,
+        "how many of the target's best tokens the next term is about",
+        least=1,
+        needs="top_k_weight",
+    )
     top_k_weight: float = key(0.0, "weight of -sum p(x) log q(x) over the best tokens x", least=0)
     places: int = key(
         0,
@@ -200,21 +206,8 @@ class LossKeys(declare.Keys):
                 "loss.feature, loss.weight, loss.ce and loss.top_k_weight are all 0; make one of "
                 "them positive"
             )
-        for name, usual, other in (
-            ("divergence", "forward_kl", "weight"),
-            ("top_k", 10, "top_k_weight"),
-        ):
-            value = getattr(self, name)
-            if value != usual and not getattr(self, other):
-                raise UserError(
-                    f"loss.{name} is {value!r} and loss.{other}, its weight, is 0; give "
-                    f"loss.{other}, or leave loss.{name} out"
-                )
-        if self.detach and self.steps == 1:
-            raise UserError(
-                "loss.detach is True and has no effect on one step; raise loss.steps, or set "
-                "loss.detach to False"
-            )
+        if self.steps == 1:
+            self.refuse(("detach",), "on one step", "raise loss.steps, or leave it out")
 
 
 class _Labels(NamedTuple):
@@ -294,7 +287,7 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
             "loss.in_vocabulary is False, and all tokens can be drafted; give "
             "drafter.draft_vocab, or leave loss.in_vocabulary out"
         )
-    if keys.feature and (network.taps or network.width != target.width):
+    if keys.feature and (network.shape.taps or network.width != target.width):
         raise UserError(
             f"loss.feature is {keys.feature}, and {network.name} does not predict the "
             "target's features; leave it 0"
@@ -326,7 +319,7 @@ def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Outpu
         own = jax.random.fold_in(key, place)
         return x + jax.random.uniform(own, x.shape, x.dtype, -noise, noise)
 
-    if not network.taps:
+    if not network.shape.taps:
         return out._replace(hidden=add(0, out.hidden))
     return out._replace(taps=tuple(add(place, x) for place, x in enumerate(out.taps)))
 

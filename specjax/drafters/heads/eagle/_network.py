@@ -220,19 +220,8 @@ class Network(NamedTuple):
         """D."""
         return self.shape.config.hidden_size
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target that it reads; (): ``Output.hidden``."""
-        return self.shape.taps
-
-    @property
-    def shift(self) -> int:
-        """Slot t reads token t + shift. 0 is an ablation: the token is that of the feature."""
-        return self.shape.shift
-
     def module(self, params: ModelParams, number: int = 0) -> Any:
         """The module with its parameters, inside a traced function."""
-        del number
         return MODULE.merge(self.shape, params.draft, self.dtype)
 
     def init_cache(self, batch: int, slots: int) -> KVCache:
@@ -243,7 +232,7 @@ class Network(NamedTuple):
     def read(self, params: ModelParams, out: Output) -> jax.Array:
         """[B,T,D]: the target's features as the network reads them."""
         dtype = at_least(self.dtype, params.draft)
-        if not self.taps:
+        if not self.shape.taps:
             return out.hidden.astype(dtype)
         return self.module(params).read(jnp.stack(out.taps, -2).astype(dtype))
 

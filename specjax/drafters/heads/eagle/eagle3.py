@@ -140,11 +140,8 @@ def make(target: LM, keys: Keys) -> Drafter:
     given, keys = files.read(NAME, target, keys)
     mask_id = _mask_id(target, given, keys)
     if keys.parallel and given.params is None:
-        if keys.norm_output:
-            raise UserError(
-                "norm_output has no effect on a network that drafts all tokens in one pass; leave "
-                "it out, or leave parallel out"
-            )
+        where = "on a network that drafts all tokens in one pass"
+        keys.refuse(("norm_output",), where, "leave it out, or leave parallel out")
         keys = dataclasses.replace(keys, layers=keys.layers or LAYERS)
     if given.params is None and keys.width not in (0, given.ends.width):
         keys = dataclasses.replace(keys, embeddings=True)
@@ -172,11 +169,8 @@ def make(target: LM, keys: Keys) -> Drafter:
 def _mask_id(target: LM, given: Given, keys: Keys) -> int | None:
     """The token of the masks of a network that drafts in one pass. Raises UserError."""
     if not keys.parallel:
-        if keys.mask_id is not None:
-            raise UserError(
-                f"mask_id is {keys.mask_id} and has no effect on a network that drafts one token "
-                "in a pass; leave it out, or give parallel"
-            )
+        where = "on a network that drafts one token in a pass"
+        keys.refuse(("mask_id",), where, "leave it out, or give parallel")
         if given.params is not None and "mask_hidden" in given.params:
             raise UserError(
                 "parallel is missing; give the number of tokens the network drafts at once"
@@ -217,7 +211,7 @@ def _draft_vocabulary(target: LM, given: Given, keys: Keys) -> tuple[np.ndarray 
 
 def _parallel_training(network: Network, target: LM, plan: Plan) -> Training:
     """The training part of a P-EAGLE network that grows its drafts as ``plan`` describes."""
-    reader = reader_of(network, target.with_taps(network.taps))
+    reader = reader_of(network, target.with_taps(network.shape.taps))
     texts, tokens = Bound(_masked_text.along, reader), network.shape.parallel
     return Training(
         loss=Bound(_masked_text.loss, reader, tokens, **PARALLEL),

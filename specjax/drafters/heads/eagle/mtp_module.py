@@ -54,7 +54,7 @@ from specjax.drafters.heads.eagle._network import Fed, Layer, Layers, Network, l
 from specjax.drafters.objectives import Pretrained
 from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import UserError
-from specjax.models.config_values import check_only, object_of, value_of
+from specjax.models.config_values import check_only, object_of, whole_of
 from specjax.models.hf_weights import prediction_modules
 from specjax.models.layers import Linear, Module, Norm, dtype_of, linear_options
 from specjax.models.transformer_config import TransformerConfig
@@ -371,7 +371,7 @@ class ModuleFiles(Codec):
             )
         if own.one and modules > 1:
             raise UserError(f"the layout {layout} has one module, and there are {modules}")
-        return _rules(layout, _whole("the parameters", config, "num_hidden_layers") or 0)
+        return _rules(layout, whole_of("the parameters", config, "num_hidden_layers") or 0)
 
     def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
         path, config, layout = found.where, found.config, _layout_of(found.layout)
@@ -382,7 +382,7 @@ class ModuleFiles(Codec):
                 raise UserError(
                     f"{path}: {OWN}.{switch} is {own[switch]!r}; it must be one of {values}"
                 )
-        stated = _whole(path, config, "num_nextn_predict_layers")
+        stated = whole_of(path, config, "num_nextn_predict_layers")
         count = _modules(leaves)
         if stated not in (None, count):
             raise UserError(
@@ -394,7 +394,7 @@ class ModuleFiles(Codec):
         result = {"vocab_size": None} | {x: y for x, y in config.items() if x not in _MADE}
         result |= _layer(path, config, leaves) | {key: own[key] for key in SWITCHES if key in own}
         result |= {"hidden_first": NAMES[layout].hidden_first, "read_as": {"layout": layout}}
-        return leaves, result | {"num_hidden_layers": _whole(path, config, "num_hidden_layers")}
+        return leaves, result | {"num_hidden_layers": whole_of(path, config, "num_hidden_layers")}
 
     def arrange(self, layout: str, leaves: Leaves, config: Mapping[str, Any]) -> Leaves:
         result = _norms(layout, leaves, -1)
@@ -411,7 +411,7 @@ class ModuleFiles(Codec):
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         where = "the parameters"
-        layers = _whole(where, config, "num_hidden_layers") or 0
+        layers = whole_of(where, config, "num_hidden_layers") or 0
         if not layers and layout == "deepseek":
             raise UserError(
                 "num_hidden_layers is missing; the names of the layout deepseek need the number of "
@@ -429,11 +429,6 @@ class ModuleFiles(Codec):
 
 def _modules(leaves: Leaves) -> int:
     return len({path[1] for path in leaves if path[0] == "modules"})
-
-
-def _whole(where: object, config: Mapping[str, Any], key: str) -> int | None:
-    """A number of config.json, above 0; None: not given. Raises UserError."""
-    return None if config.get(key) is None else value_of(config, key, int, None, where)
 
 
 def _layer(where: object, config: Mapping[str, Any], leaves: Leaves) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Blocks(NamedTuple):
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
-    early = Bound(_along_text.among_first, net.block - 1)
+    early = Bound(_along_text.among_first, net.shape.block - 1)
     return Training(
         loss=Bound(loss, net, target),
         start=Bound(network.start, net.shape),
@@ -113,10 +113,17 @@ class LossKeys(declare.Keys):
     feature: float = key(1.0, "weight of smooth L1 from the target's feature", least=0)
     weight: float = key(0.1, "weight of the next two terms", least=0)
     hard: float = key(
-        0.1, "share of the cross-entropy with the token that the target prefers", least=0, most=1
+        0.1,
+        "share of the cross-entropy with the token that the target prefers",
+        least=0,
+        most=1,
+        needs="weight",
     )
     divergence: str = key(
-        "forward_kl", "one of ``divergences.DIVERGENCES``", choices=tuple(DIVERGENCES)
+        "forward_kl",
+        "one of ``divergences.DIVERGENCES``",
+        choices=tuple(DIVERGENCES),
+        needs="weight",
     )
     glancing: float = key(
         0.4,
@@ -137,18 +144,9 @@ class LossKeys(declare.Keys):
         """Raises UserError for values without effect."""
         if not (self.feature or self.weight):
             raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
-        for name, usual in (("hard", 0.1), ("divergence", "forward_kl")):
-            value = getattr(self, name)
-            if value != usual and not self.weight:
-                raise UserError(
-                    f"loss.{name} is {value!r} and loss.weight is 0; give loss.weight, or leave "
-                    f"loss.{name} out"
-                )
-        if self.divergence != "forward_kl" and self.hard == 1:
-            raise UserError(
-                f"loss.divergence is {self.divergence!r} and loss.hard is 1, so it has no effect; "
-                "lower loss.hard, or leave loss.divergence out"
-            )
+        if self.hard == 1:
+            right = "lower loss.hard, or leave it out"
+            self.refuse(("divergence",), "where loss.hard is 1", right)
 
 
 @declare.method(LossKeys)
@@ -176,17 +174,17 @@ def loss(
     Raises:
         UserError: values out of range, values without effect, a text that is too short.
     """
-    if batch.tokens.shape[1] < 2 * net.block + 1:
+    if batch.tokens.shape[1] < 2 * net.shape.block + 1:
         raise UserError(
-            f"a block of {net.block} tokens is predicted from {net.block} others; raise "
-            f"train.length to {2 * net.block} or more, or lower drafter.block"
+            f"a block of {net.shape.block} tokens is predicted from as many others; raise "
+            f"train.length to {2 * net.shape.block} or more, or lower drafter.block"
         )
     pair, random = ModelParams(target_params, params), jax.random.split(key, 4)
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
     layout, rows = _along_text.layout_of(batch), len(batch.tokens)
-    phase = jax.random.randint(random[0], (rows,), 0, net.block)
-    blocks = blocks_of(layout.depth, phase, net.block)
+    phase = jax.random.randint(random[0], (rows,), 0, net.shape.block)
+    blocks = blocks_of(layout.depth, phase, net.shape.block)
     labels = _labels(net, jax.lax.stop_gradient(out), batch, blocks)
     inputs = slots_of(out.hidden, batch)
     shape, dtype, noise = inputs[1].shape, inputs[1].dtype, keys.noise
@@ -222,11 +220,11 @@ def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
             "online.positions='emitted'"
         )
     size = out.hidden.shape[1]
-    hidden, logits = (ahead(x, net.block, size) for x in (out.hidden, out.logits))
-    counted = _along_text.label(batch.replace(output=None), net.block + 1)[1]
+    hidden, logits = (ahead(x, net.shape.block, size) for x in (out.hidden, out.logits))
+    counted = _along_text.label(batch.replace(output=None), net.shape.block + 1)[1]
     if batch.output is not None:
         # The pending token of a draft is the one after the last slot of its block.
-        pending = jnp.arange(size) - blocks.place + net.block
+        pending = jnp.arange(size) - blocks.place + net.shape.block
         counted &= pending >= batch.output[:, None]
     return _Labels(hidden, logits, sampling.argmax(logits), counted & blocks.whole)
 
@@ -256,7 +254,7 @@ def answered(
     net: Net, tokens: jax.Array, features: jax.Array, given: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """What slots read, tokens and features: where ``given`` bool[B,T], what slot t + k reads."""
-    token, feature = (ahead(x, net.block, x.shape[1]) for x in (tokens, features))
+    token, feature = (ahead(x, net.shape.block, x.shape[1]) for x in (tokens, features))
     return jnp.where(given, token, tokens), jnp.where(given[..., None], feature, features)
 
 
@@ -301,7 +299,7 @@ def _compare(
     weights: dict[str, jax.Array] = dict.fromkeys(("loss", *metrics), counted.sum())
     same = sampling.argmax(logits) == labels.best
     shared = jax.lax.stop_gradient(overlap(labels.logits, logits))
-    for place in range(net.block):
+    for place in range(net.shape.block):
         own = counted & (blocks.place == place)
         means = {f"agreement_{place + 1}": mean(same, own), f"alpha_{place + 1}": mean(shared, own)}
         metrics |= means
@@ -319,9 +317,9 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
     text = read(net, params, out.hidden, batch)
 
     def step(state: tuple, number: int) -> tuple[jax.Array, tuple]:
-        if number and number % net.block == 0:
+        if number and number % net.shape.block == 0:
             state = _next(net, params, batch, text, number, *state)
-        return logits_of(net.ends, params, state[0][number % net.block]), state
+        return logits_of(net.ends, params, state[0][number % net.shape.block]), state
 
     state = _first(net, params, text), (), text.carries
     yield from Drafts(batch, out.logits, step, state).along(depth)
@@ -345,7 +343,7 @@ def _first(net: Net, params: ModelParams, text: Text) -> tuple[jax.Array, ...]:
     place = jnp.arange(size)
     begin = (place - text.layout.depth)[:, None]
     same = begin == begin.swapaxes(1, 2)
-    for later in reversed(range(net.block)):
+    for later in reversed(range(net.shape.block)):
         visible = same & (place <= place[:, None] + later)
         layout = Layout(visible, text.layout.depth)
         out = network.predict(net, params, text.outputs, cache, layout)[0]
@@ -368,7 +366,7 @@ def _next(
     ``features`` are the outputs for the block before it, ``fed`` the slots of each draft so far,
     ``carry`` [B,T,2,2,D] the LSTM's. Returns the same for this block.
     """
-    (rows, size), width = text.outputs.shape[:2], net.block
+    (rows, size), width = text.outputs.shape[:2], net.shape.block
     fed_tokens = [ahead(batch.tokens, number - width + i + 2, size) for i in range(width)]
     tokens, estimated = jnp.stack(fed_tokens, 2), jnp.stack(features, 2)
     flat = [x.reshape(rows * size, *x.shape[2:]) for x in (tokens, estimated, carry)]

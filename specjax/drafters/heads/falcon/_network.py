@@ -72,11 +72,6 @@ class Net(NamedTuple):
     ends: Ends
     dtype: Any  # of parameters, activations and cache
 
-    @property
-    def block(self) -> int:
-        """k."""
-        return self.shape.block
-
 
 class Committed(struct.PyTreeNode):
     """What the slots of the committed text leave; all of them read the target's features."""
@@ -104,7 +99,7 @@ def no_text(net: Net, params: ModelParams, batch: int, slots: int) -> Committed:
     """A text without slots, with room for ``slots``."""
     config, dtype = net.shape.config, dtype_of(net, params)
     cache = _prefix.init_cache(config, net.dtype, 1, batch, slots)
-    recent = jnp.zeros((batch, net.block, config.hidden_size), dtype)
+    recent = jnp.zeros((batch, net.shape.block, config.hidden_size), dtype)
     return Committed(cache, no_carry(net, params, batch), recent)
 
 
@@ -181,7 +176,6 @@ def first_block(net: Net, params: ModelParams, text: Committed) -> jax.Array:
 
 def start(shape: FalconShape, target_params: Params, key: jax.Array) -> Params:
     """New parameters: the LSTM's uniform in 1 / sqrt(D) (torch), others as EAGLE's."""
-    del target_params
     width, keys = shape.config.hidden_size, jax.random.split(key, 2)
     sizes, tree = jax.tree.flatten(lstm_shapes(width), is_leaf=lambda x: isinstance(x, tuple))
     bound = width**-0.5

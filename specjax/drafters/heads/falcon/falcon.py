@@ -134,7 +134,7 @@ def _build(
 
     L1 with a rule that takes its siblings. Raises UserError for keys of a tree that do not fit.
     """
-    usual = net.block * -(-DEPTH // net.block)
+    usual = net.shape.block * -(-DEPTH // net.shape.block)
     method = Method(
         NAME,
         DYNAMIC,
@@ -144,7 +144,7 @@ def _build(
         steps=usual,
     )
     plan = growth.read(method, keys)
-    _check_blocks(net.block, plan.growth.depth)
+    _check_blocks(net.shape.block, plan.growth.depth)
     stepper = Stepper(
         init=Bound(_init, net, plan.growth.depth),
         begin=Bound(_begin, net),
@@ -211,18 +211,20 @@ def _begin(net: Net, params: ModelParams, context: Context, kept: Kept) -> Begun
     logits = logits_of(net.ends, params, hidden)
     # The slots of the first block are in the cache.
     slots = jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), fed.own)
-    k, v = (jnp.repeat(x[0][:, :, None], net.block, 2) for x in (slots.k, slots.v))
-    empty = jnp.zeros((len(tokens), 1, net.block), jnp.int32)
+    k, v = (jnp.repeat(x[0][:, :, None], net.shape.block, 2) for x in (slots.k, slots.v))
+    empty = jnp.zeros((len(tokens), 1, net.shape.block), jnp.int32)
     block = (logits[:, None], hidden[:, None], empty, text.carry[:, None], k, v)
     memory = Memory(*block, slots.output)
-    return Begun(logits[:, 0], kept.replace(text=text), memory, text.cache.length >= net.block)
+    return Begun(
+        logits[:, 0], kept.replace(text=text), memory, text.cache.length >= net.shape.block
+    )
 
 
 def _step(
     net: Net, params: ModelParams, kept: Kept, nodes: Nodes, block: Memory
 ) -> tuple[jax.Array, Memory]:
     """``Stepper.step``; the depth is static. The last nodes of a block are fed to the network."""
-    size, depth = net.block, int(nodes.depth)
+    size, depth = net.shape.block, int(nodes.depth)
     above: Memory = growth.at(block, nodes.parents)
     tokens = above.tokens.at[:, :, (depth - 1) % size].set(nodes.tokens)
     if depth % size:

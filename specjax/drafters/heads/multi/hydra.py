@@ -120,11 +120,7 @@ def make(target: LM, keys: Keys) -> Drafter:
 def _prefix_shape(target: LM, given: Given, keys: Keys) -> TransformerConfig | None:
     """The shape of the prefix layer, or None. Raises UserError."""
     if not keys.prefix:
-        if keys.head_dim:
-            raise UserError(
-                f"head_dim is {keys.head_dim} and belongs to a prefix layer; leave it out, or set "
-                "prefix"
-            )
+        keys.refuse(("head_dim",), "without a prefix layer", "leave it out, or set prefix")
         return None
     if given.params is None:
         return _prefix.new(given.ends.width, target, keys.head_dim)
