@@ -73,8 +73,33 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
         mtp: {layers: {"0", "1", ...: a layer of ``models.transformer``}}
-        block_head, eagle, eagle3, falcon, mtp_module, spec_drafter: as in ``docs/head_files.md``
+        eagle: fc {kernel [2D,D], bias [D]}, layers {"0", "1", ...}, embed {embedding [V,D]}
+        eagle3: fc {kernel [nE,D]}, fc_norm {scale [n,E]} or input_norm {scale [nE]},
+                layers {"0", "1", ...}, norm {scale [D]}, head {kernel [D,W]},
+                embed {embedding [V,D]}, mask_hidden [1,1,nE]
+        block_head: fc {kernel [nD,D]} or mix [layers,n], hidden_norm {scale [D]}, mask [D],
+                layers {"0", "1", ...}, norm {scale [D]}; of the corrections
+                markov {table [V,R], out {kernel}, gate or joint {kernel, bias}},
+                gru {w [D,3G], u [G,3G]}, prefix {in, out: {kernel}}, confidence {kernel, bias};
+                embed {embedding [V,D]} and head {kernel [D,W]} of its own
+        falcon: lstm {"0", "1": {input, hidden: {kernel, bias [4D]}}}, layers {"0"}
+        mtp_module: modules {"0", "1", ...: fc {kernel [2D,D]},
+                token_norm, feature_norm, norm {scale [D]}, layers {"0": a layer with
+                attention_norm}}, embed {embedding [V,D]}, head {kernel [D,V]}
+        spec_drafter: embed {embedding [V,D]}, masks [K,D],
+                source_bias and bias {table {embedding [R,N]}},
+                source_layers and layers {"0", "1", ...: attention, cross {q, k, v, o: {kernel}},
+                mlp, attention_norm, cross_norm, mlp_norm {scale [D]}}, source_norm,
+                norm {scale [D]}, head {kernel [D,V]}
+        a layer: attention {q, k, v, o: {kernel, bias}, q_norm, k_norm: {scale [d]}},
+                mlp_norm {scale [D]}, mlp {gate, up, down: {kernel}};
+                from layer 1: attention_norm {scale [D]};
+                in block_head with mix: context_k, context_v {kernel};
+                layer 0 of eagle3: token_norm {scale [D]}, feature_norm {scale [D]}
 
+    Of the networks E is the target's width, W the draft vocabulary, n the number of taps, d the
+    width of an attention head. Kernels are [in, out]. Their biases, ``q_norm`` and ``k_norm``, the
+    norms before ``fc`` and the embedding are optional.
     Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
     2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
     of one module stay separate; ``config["tied"]`` is then true. ``config`` always has
