@@ -35,24 +35,12 @@ _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 
 
 class Head(NamedTuple):
-    """A directory of heads in memory."""
+    """A directory of heads in memory.
 
-    params: dict
-    config: dict  # config.json, corrected by the tensors
-    directory: str
-
-
-def kinds() -> list[str]:
-    """The methods whose heads are stored under names of their own."""
-    return list(codecs.every())
-
-
-def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
-    """Reads the heads of a method: of a directory, a name of the Hub or a run's workdir.
-
-    Of a drafter outside the package ``params`` are the tree that was written.
-    ``dtype`` None as in ``hf.load``. With K heads of L blocks, D the hidden width, V the vocabulary
-    size, I the inner width, n stages, ``params`` is
+    Of a drafter outside the package ``params`` are the tree that was written. With K heads of L
+    blocks, D the hidden width, V the vocabulary size, I the inner width, n stages or taps, E the
+    target's width, W the draft vocabulary, d the width of an attention head, and kernels [in, out],
+    ``params`` is
 
         medusa: {block: {kernel [K,L,D,D], bias [K,L,D]}, head: {kernel [K,D,V]}}
         hydra: {mlp: {"0", "1", ...: {
@@ -97,13 +85,27 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 in block_head with mix: context_k, context_v {kernel};
                 layer 0 of eagle3: token_norm {scale [D]}, feature_norm {scale [D]}
 
-    Of the networks E is the target's width, W the draft vocabulary, n the number of taps, d the
-    width of an attention head. Kernels are [in, out]. Their biases, ``q_norm`` and ``k_norm``, the
-    norms before ``fc`` and the embedding are optional.
-    Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
-    2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
-    of one module stay separate; ``config["tied"]`` is then true. ``config`` always has
-    ``hidden_size`` and ``vocab_size`` (None: unknown); ``docs/head_files.md`` has further keys.
+    Biases of networks, ``q_norm`` and ``k_norm``, the norms before ``fc`` and the embedding are
+    optional. Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old
+    "version 2") or its config has vLLM's ``original_lm_head``: the target's LM head is used
+    instead. Copies of one module stay separate; ``config["tied"]`` is then true. ``config`` always
+    has ``hidden_size`` and ``vocab_size`` (None: unknown); ``docs/head_files.md`` has further keys.
+    """
+
+    params: dict
+    config: dict  # config.json, corrected by the tensors
+    directory: str
+
+
+def kinds() -> list[str]:
+    """The methods whose heads are stored under names of their own."""
+    return list(codecs.every())
+
+
+def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
+    """Reads the heads of a method: of a directory, a name of the Hub or a run's workdir.
+
+    ``dtype`` None as in ``hf.load``.
 
     Raises UserError: a directory without such heads; missing, unexpected or empty tensors, by name;
     sizes that differ.
