@@ -88,8 +88,21 @@ class Head(NamedTuple):
     Biases of networks, ``q_norm`` and ``k_norm``, the norms before ``fc`` and the embedding are
     optional. Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old
     "version 2") or its config has vLLM's ``original_lm_head``: the target's LM head is used
-    instead. Copies of one module stay separate; ``config["tied"]`` is then true. ``config`` always
-    has ``hidden_size`` and ``vocab_size`` (None: unknown); ``docs/head_files.md`` has further keys.
+    instead. Copies of one module stay separate; ``config["tied"]`` is then true.
+
+    ``config`` has the keys of config.json, corrected by the tensors: ``hidden_size``,
+    ``target_hidden_size`` and ``vocab_size`` (None: no tensor shows it), the sizes of the layers,
+    and
+
+    - eagle3: ``taps``, numbers of layers from 0, missing if the file names none; ``norm_output``,
+      ``norm_before_residual``, in the meaning of vLLM; ``parallel``, tokens of one pass (8 if the
+      file names no number), and ``mask_token_id``;
+    - block_head: ``block_size``, ``target_layer_ids``, ``causal_head``, ``causal_sliding``,
+      ``sample_from_anchor``, in the meaning of DFlash;
+    - eagle3, block_head: ``draft_ids`` i32[W], ascending, missing if the head gives all tokens;
+    - mtp_module: ``hidden_first``, ``hidden``, ``recycled``, ``zero_first``, the keys of the
+      drafter; the last three are missing if no file states them;
+    - ``read_as``: of mtp_module the layout, of eagle3 the dialect and how ambiguous keys were read.
     """
 
     params: dict
