@@ -35,24 +35,12 @@ _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
 
 
 class Head(NamedTuple):
-    """A directory of heads in memory."""
+    """A directory of heads in memory.
 
-    params: dict
-    config: dict  # config.json, corrected by the tensors
-    directory: str
-
-
-def kinds() -> list[str]:
-    """The methods whose heads are stored under names of their own."""
-    return list(codecs.every())
-
-
-def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
-    """Reads the heads of a method: of a directory, a name of the Hub or a run's workdir.
-
-    Of a drafter outside the package ``params`` are the tree that was written.
-    ``dtype`` None as in ``hf.load``. With K heads of L blocks, D the hidden width, V the vocabulary
-    size, I the inner width, n stages, ``params`` is
+    Of a drafter outside the package ``params`` are the tree that was written. With K heads of L
+    blocks, D the hidden width, V the vocabulary size, I the inner width, n stages or taps, E the
+    target's width, W the draft vocabulary, d the width of an attention head, and kernels [in, out],
+    ``params`` is
 
         medusa: {block: {kernel [K,L,D,D], bias [K,L,D]}, head: {kernel [K,D,V]}}
         hydra: {mlp: {"0", "1", ...: {
@@ -73,12 +61,64 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
                 linear: {kernel [D,D]}, norm: {scale [D]}, head: {kernel [D,V]}
         pass: {look_ahead [L,D]}, L embeddings
         mtp: {layers: {"0", "1", ...: a layer of ``models.transformer``}}
-        block_head, eagle, eagle3, falcon, mtp_module, spec_drafter: as in ``docs/head_files.md``
+        eagle: fc {kernel [2D,D], bias [D]}, layers {"0", "1", ...}, embed {embedding [V,D]}
+        eagle3: fc {kernel [nE,D]}, fc_norm {scale [n,E]} or input_norm {scale [nE]},
+                layers {"0", "1", ...}, norm {scale [D]}, head {kernel [D,W]},
+                embed {embedding [V,D]}, mask_hidden [1,1,nE]
+        block_head: fc {kernel [nD,D]} or mix [layers,n], hidden_norm {scale [D]}, mask [D],
+                layers {"0", "1", ...}, norm {scale [D]}; of the corrections
+                markov {table [V,R], out {kernel}, gate or joint {kernel, bias}},
+                gru {w [D,3G], u [G,3G]}, prefix {in, out: {kernel}}, confidence {kernel, bias};
+                embed {embedding [V,D]} and head {kernel [D,W]} of its own
+        falcon: lstm {"0", "1": {input, hidden: {kernel, bias [4D]}}}, layers {"0"}
+        mtp_module: modules {"0", "1", ...: fc {kernel [2D,D]},
+                token_norm, feature_norm, norm {scale [D]}, layers {"0": a layer with
+                attention_norm}}, embed {embedding [V,D]}, head {kernel [D,V]}
+        spec_drafter: embed {embedding [V,D]}, masks [K,D],
+                source_bias and bias {table {embedding [R,N]}},
+                source_layers and layers {"0", "1", ...: attention, cross {q, k, v, o: {kernel}},
+                mlp, attention_norm, cross_norm, mlp_norm {scale [D]}}, source_norm,
+                norm {scale [D]}, head {kernel [D,V]}
+        a layer: attention {q, k, v, o: {kernel, bias}, q_norm, k_norm: {scale [d]}},
+                mlp_norm {scale [D]}, mlp {gate, up, down: {kernel}};
+                from layer 1: attention_norm {scale [D]};
+                in block_head with mix: context_k, context_v {kernel};
+                layer 0 of eagle3: token_norm {scale [D]}, feature_norm {scale [D]}
 
-    Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old "version
-    2") or its config has vLLM's ``original_lm_head``: the target's LM head is used instead. Copies
-    of one module stay separate; ``config["tied"]`` is then true. ``config`` always has
-    ``hidden_size`` and ``vocab_size`` (None: unknown); ``docs/head_files.md`` has further keys.
+    Biases of networks, ``q_norm`` and ``k_norm``, the norms before ``fc`` and the embedding are
+    optional. Empty leaves are left out. Medusa's ``head`` is left out if the file has none (the old
+    "version 2") or its config has vLLM's ``original_lm_head``: the target's LM head is used
+    instead. Copies of one module stay separate; ``config["tied"]`` is then true.
+
+    ``config`` has the keys of config.json, corrected by the tensors: ``hidden_size``,
+    ``target_hidden_size`` and ``vocab_size`` (None: no tensor shows it), the sizes of the layers,
+    and
+
+    - eagle3: ``taps``, numbers of layers from 0, missing if the file names none; ``norm_output``,
+      ``norm_before_residual``, in the meaning of vLLM; ``parallel``, tokens of one pass (8 if the
+      file names no number), and ``mask_token_id``;
+    - block_head: ``block_size``, ``target_layer_ids``, ``causal_head``, ``causal_sliding``,
+      ``sample_from_anchor``, in the meaning of DFlash;
+    - eagle3, block_head: ``draft_ids`` i32[W], ascending, missing if the head gives all tokens;
+    - mtp_module: ``hidden_first``, ``hidden``, ``recycled``, ``zero_first``, the keys of the
+      drafter; the last three are missing if no file states them;
+    - ``read_as``: of mtp_module the layout, of eagle3 the dialect and how ambiguous keys were read.
+    """
+
+    params: dict
+    config: dict  # config.json, corrected by the tensors
+    directory: str
+
+
+def kinds() -> list[str]:
+    """The methods whose heads are stored under names of their own."""
+    return list(codecs.every())
+
+
+def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
+    """Reads the heads of a method: of a directory, a name of the Hub or a run's workdir.
+
+    ``dtype`` None as in ``hf.load``.
 
     Raises UserError: a directory without such heads; missing, unexpected or empty tensors, by name;
     sizes that differ.
