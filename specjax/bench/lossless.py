@@ -299,3 +299,63 @@ def _gaps(target, params, context):
         return best - own, jnp.ldexp(spacing, jnp.frexp(best)[1] - 1)
 
     return *_before_tokens(target, params, context, out, gaps), jnp.zeros((), kind)
+
+
+def width_gap(texts: Texts, width: int) -> dict[str, Any]:
+    """How far the target's probabilities depend on the number of tokens of a pass.
+
+    Verification has passes over several tokens and plain decoding over one, and they round
+    differently. The texts are read both ways, each with a cache of its own. In a narrow dtype this
+    distance, and no other, separates the law of speculative decoding from that of plain decoding.
+
+    Args:
+        texts: what was decoded, under the settings of sampling.
+        width: tokens of a wide pass, at least 1.
+
+    Returns:
+        "dtype" in which the model computes, "width", "tokens" of the outputs; "mean" and "largest",
+        the total variation between the probabilities before one of these tokens.
+    """
+    dtype: list[Any] = []
+
+    def call(context: Context) -> np.ndarray:
+        distance, kind = _width_gaps(texts.target, width, texts.params, context)
+        dtype.append(kind.dtype)
+        return np.asarray(distance)
+
+    every = np.concatenate(at_tokens(call, texts))
+    return {
+        "dtype": str(dtype[0]) if dtype else None,
+        "width": width,
+        "tokens": len(every),
+        "mean": float(every.mean()) if len(every) else None,
+        "largest": float(every.max()) if len(every) else None,
+    }
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _width_gaps(target, width, params, context):
+    """f32[B,T] total variation at every place; an array of the model's dtype."""
+    wide, kind = _by_passes(target, width, params, context)
+    narrow, _ = _by_passes(target, 1, params, context)
+    return jnp.abs(wide - narrow).sum(-1) / 2, kind
+
+
+def _by_passes(target, width, params, context):
+    """f32[B,T,V] probabilities, by passes over ``width`` tokens; an array of the model's dtype."""
+    batch, length = context.tokens.shape
+    count = -(-length // width)
+    tokens = jnp.pad(context.tokens, ((0, 0), (0, count * width - length)))
+
+    def step(cache, part):
+        out, block = target.apply(params.target, part, cache)
+        after = target.commit(cache, block, jnp.full((batch,), width, jnp.int32))
+        return after, (out.logits, jnp.zeros((), out.hidden.dtype))
+
+    cache = target.init_cache(batch, count * width)
+    parts = tokens.reshape(batch, count, width).swapaxes(0, 1)
+    _, (logits, kind) = jax.lax.scan(step, cache, parts)
+    logits = logits.swapaxes(0, 1).reshape(batch, count * width, -1)[:, :length]
+    maps = context.sampling.maps
+    logits = logits if maps is None else logit_maps.along_text(maps, logits, context.tokens)
+    return sampling.to_probs(logits, context.sampling), kind[0]

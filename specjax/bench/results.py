@@ -68,6 +68,7 @@ UNMEASURED = (
     "speedup_interval",
     "random_prompts",
     "argmax_gap",
+    "width_gap",
     "tau_by_output_position",
     "tau_by_context_position",
 )

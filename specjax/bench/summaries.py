@@ -70,6 +70,7 @@ def rows_of(
         row["overlap"] = _overlap(job, method, plain) if by_definition else None
         row |= _distance(job, method, runs, plain, by_definition)
         row["argmax_gap"] = _argmax_gap(job, method, runs, plain)
+        row["width_gap"] = _width_gap(job, method, runs)
     categories = dict.fromkeys(c for c in job.categories if c is not None)
     return [row, *(_category_row(job, method, runs, plain, each, row) for each in categories)]
 
@@ -265,15 +266,27 @@ def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
     """
     expected = plain[0].outputs
     other = next((run.outputs for run in runs if run.outputs != expected), None)
-    leaves = [x for x in jax.tree.leaves(job.params) if getattr(x, "ndim", 0)]
-    narrow = any(jax.numpy.issubdtype(x.dtype, jax.numpy.floating) for x in leaves) and all(
-        x.dtype.itemsize < 4 for x in leaves
-    )
-    if job.settings["temperature"] or (other is None and not narrow):
+    if job.settings["temperature"] or (other is None and not _narrow(job)):
         return None
     job, method = one_part(job, method)
     texts = _texts(job, method, runs[0].outputs if other is None else other)
     return lossless.argmax_gap(texts, expected)
+
+
+def _narrow(job: Job) -> bool:
+    """Whether the target computes in a dtype narrower than float32."""
+    leaves = [x for x in jax.tree.leaves(job.params) if getattr(x, "ndim", 0)]
+    floats = any(jax.numpy.issubdtype(x.dtype, jax.numpy.floating) for x in leaves)
+    return floats and all(x.dtype.itemsize < 4 for x in leaves)
+
+
+def _width_gap(job: Job, method: Method, runs: list[Pass]) -> dict | None:
+    """The field "width_gap": of sampled texts in a narrow dtype, by the widest verification."""
+    if not job.settings["temperature"] or not _narrow(job):
+        return None
+    job, method = one_part(job, method)
+    texts = _texts(job, method, runs[0].outputs)
+    return lossless.width_gap(texts, method.drafter.nodes + 1)
 
 
 def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:

@@ -88,7 +88,12 @@ def _check_detail(row: dict) -> str:
 
 
 def near_ties(row: dict) -> str:
-    """Whether a greedy text is the target's up to ties, as a sentence; "" if it is not known."""
+    """How far rounding separates the texts from the target's, as a sentence; "" if not known."""
+    wide = part(row, "width_gap")
+    mean, most, width = (number_of(wide.get(key)) for key in ("mean", "largest", "width"))
+    if mean is not None and most is not None and width is not None:
+        text = f"in {wide.get('dtype')} a pass over {width:g} tokens gives probabilities within "
+        return f"{text}{most:.2g} total variation of those of passes over one (mean {mean:.2g})"
     found = part(row, "argmax_gap")
     within, largest, ulps = (number_of(found.get(k)) for k in ("within", "largest_ulps", "ulps"))
     if within is None or largest is None or ulps is None:
@@ -274,7 +279,9 @@ DETAILS = (
         "each greedy token scored by a plain pass over its whole text: the largest logit minus the "
         "token's, in ulps at the largest logit of the dtype in which the model computes; yes: "
         "every token is within the stated number; of texts that differ from plain decoding, and of "
-        "all in a dtype narrower than float32",
+        "all in a dtype narrower than float32. Of sampled texts in such a dtype: the total "
+        "variation between the target's probabilities by passes over the verified tokens and over "
+        "one",
     ),
     (
         "tau along the text",

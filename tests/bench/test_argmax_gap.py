@@ -109,3 +109,38 @@ def test_a_row_that_differs_has_the_sentence():
     assert columns.near_ties(other | {"argmax_gap": near}).startswith(
         "lossless up to ties of 2 ulp of bfloat16: yes (100.00% of 27 tokens; the largest gap is "
     )
+
+
+def rounding(params, tokens, cache, layout=None, block=None):
+    """Logits of passes over several tokens are 1/8 larger for token 0."""
+    out, block = TARGET.apply(params, tokens, cache, layout, block)
+    more = jnp.where(jnp.arange(V) == 0, 0.125 * (tokens.shape[1] > 1), 0)
+    hidden = out.hidden.astype(jnp.bfloat16)
+    return out._replace(logits=out.logits + more, hidden=hidden), block
+
+
+def test_the_gap_of_widths_is_that_of_the_probabilities():
+    """Under the settings of sampling, at every output token, for every width; 0 without a gap."""
+    how = {"temperature": 0.5, "top_k": 3}
+    texts = lossless.Texts(
+        TARGET._replace(apply=rounding), ModelParams(TABLE), PROMPTS, EXPECTED, how
+    )
+    table, distances = np.asarray(TABLE), []
+    for prompt, output in zip(PROMPTS, EXPECTED, strict=True):
+        text = [*prompt, *output]
+        for at in range(len(prompt), len(text)):
+            row = table[text[at - 2] if at > 1 else V, text[at - 1]]
+            both = []
+            for logits in (row, row + 0.125 * np.eye(V)[0]):
+                kept = np.where(logits >= np.sort(logits)[-3], np.exp(logits / 0.5), 0)
+                both.append(kept / kept.sum())
+            distances.append(np.abs(both[0] - both[1]).sum() / 2)
+    for width in (2, 5):
+        found = lossless.width_gap(texts, width)
+        assert found["mean"] == pytest.approx(np.mean(distances), rel=1e-4)
+        assert found["largest"] == pytest.approx(max(distances), rel=1e-4)
+        assert (found["tokens"], found["width"], found["dtype"]) == (27, width, "bfloat16")
+    assert lossless.width_gap(texts, 1)["largest"] == 0
+    assert lossless.width_gap(texts._replace(target=TARGET), 4)["largest"] < 1e-6
+    sentence = columns.near_ties({"width_gap": found})
+    assert sentence.startswith("in bfloat16 a pass over 5 tokens gives probabilities within 0.")
