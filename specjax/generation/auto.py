@@ -1,8 +1,8 @@
 """The fastest method of a model on this machine: measured before, kept in the user's cache folder.
 
 ``tune`` measures, and so does a bench with ``config.keep``; ``drafter="auto"`` is what they kept. A
-choice belongs to a device, the weights, the kind of sampling (greedy or not), the number of rows
-and the draft model that was there. The next larger number of rows that was measured counts. Where
+choice belongs to a device, the weights and their dtype, the kind of sampling (greedy or not), the
+number of rows and the draft model that was there. The next larger number of rows that was measured counts. Where
 nothing was measured, or nothing was faster, decoding is plain.
 
 The methods of ``candidates`` verify lookups with the rule ``match``: a seeded text is then that of
@@ -36,7 +36,7 @@ from specjax.control.costs import device
 from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
-from specjax.models import hf, memory
+from specjax.models import hf, layers, memory
 
 # As a drafter: what was kept.
 AUTO = "auto"
@@ -138,7 +138,8 @@ def tune(
         with memory.errors():
             tried = _measured(model, job, chosen, Path(folder), report)
         draft = "" if model.draft is None else str(model.draft.directory)
-        choice = keep(model.target.directory, batch_size, temperature > 0, tried, draft)
+        where = model.target.directory, batch_size, temperature > 0
+        choice = keep(*where, tried, draft, dtype=layers.dtype_of(model.params).name)
     report(f"{choice.text}; kept after {time.perf_counter() - began:.0f} seconds")
     return choice
 
@@ -240,7 +241,13 @@ def is_lossless(lossless_class: str, sampled: bool) -> bool:
 
 
 def keep(
-    target: str | os.PathLike, rows: int, sampled: bool, tried: Sequence[Tried], draft: str = ""
+    target: str | os.PathLike,
+    rows: int,
+    sampled: bool,
+    tried: Sequence[Tried],
+    draft: str = "",
+    *,
+    dtype: str = "float32",
 ) -> Choice:
     """Keeps the fastest method, and the fastest one without a draft model.
 
@@ -250,6 +257,7 @@ def keep(
         sampled: whether the temperature was above 0.
         tried: what was measured, at least one; the files of their profiles are copied.
         draft: the draft model that was there, apart from those of the methods.
+        dtype: of the parameters, and "int8" where products have such weights.
 
     Returns:
         The choice with every draft model that was there.
@@ -257,7 +265,7 @@ def keep(
     Raises:
         UserError: a profile that cannot be read, a folder that cannot be written.
     """
-    file = file_of(target)
+    file = file_of(target, dtype)
     models = {model: [] for model in sorted({"", _resolved(draft), *map(_model, tried)})}
     for model, own in models.items():
         own += [each for each in tried if _model(each) in ("", model)]
@@ -274,7 +282,9 @@ def keep(
     return max(fresh, key=lambda each: (bool(each.draft), each.speedup))
 
 
-def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Choice | None:
+def known(
+    target: str | os.PathLike, draft: str, rows: int, sampled: bool, dtype: str = "float32"
+) -> Choice | None:
     """What is kept for a model with the draft model of this directory ("": none), or None.
 
     Of the numbers of rows that were measured the smallest one counts that is not below ``rows``. A
@@ -286,7 +296,7 @@ def known(target: str | os.PathLike, draft: str, rows: int, sampled: bool) -> Ch
     drafts = {"", str(Path(draft).resolve()) if draft else ""}
     found = [
         each
-        for each in _read(file_of(target))
+        for each in _read(file_of(target, dtype))
         if (each.sampled, each.draft in drafts) == (sampled, True) and each.rows >= rows
     ]
     # With the draft model first.
@@ -307,13 +317,13 @@ def _exists(choice: Choice) -> bool:
     return False
 
 
-def file_of(target: str | os.PathLike) -> Path:
+def file_of(target: str | os.PathLike, dtype: str) -> Path:
     """Where the choices for a model on this device are: in $SPECJAX_CACHE or ~/.cache/specjax."""
     path = Path(target)
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [(each, each.stat()) for each in files if each.suffix in _WEIGHTS and each.exists()]
     stats = [(each.name, stat.st_size, stat.st_mtime_ns) for each, stat in files]
-    text = json.dumps([device(), str(path.resolve()), stats])
+    text = json.dumps([device(), dtype, str(path.resolve()), stats])
     name = re.sub(r"[^\w.-]", "_", path.name)
     name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     return cache_folder() / "choices" / name

@@ -20,7 +20,7 @@ from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
 from specjax.logit_maps import grammar
-from specjax.models import memory
+from specjax.models import layers, memory
 from specjax.prompt import check_logprobs, make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
 from specjax.sharding import states
@@ -214,7 +214,8 @@ def _run(
     _check_settings(settings)
     if drafter == auto.AUTO or (drafter is None and not accept):
         draft = "" if model.draft is None else model.draft.directory
-        kept = auto.known(model.target.directory, draft, rows, temperature > 0)
+        dtype = layers.dtype_of(model.params).name
+        kept = auto.known(model.target.directory, draft, rows, temperature > 0, dtype)
         # Without a name, a draft model that was not measured drafts as before.
         if kept is not None and (drafter is not None or bool(kept.draft) == bool(draft)):
             drafter, accept = kept.drafter, accept or kept.accept

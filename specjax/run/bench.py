@@ -179,7 +179,8 @@ def _kept(
                 path = _profile(workdir, label).resolve()
                 keys["control"] = control.with_profile(text, path)
             tried.append(auto.Tried(label, keys, choice.rule, statistics.geometric_mean(each)))
-        result.append(auto.keep(target.directory, rows, sampled, tried))
+        dtype = build.computes(settings.dtype, settings.weights)
+        result.append(auto.keep(target.directory, rows, sampled, tried, dtype=dtype))
     return result
 
 

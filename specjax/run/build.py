@@ -43,6 +43,11 @@ def target(settings: Settings) -> hf.Loaded:
     return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))
 
 
+def computes(dtype: str, weights: str) -> str:
+    """What ``auto`` keeps its choices by: the dtype of the parameters, and how they are stored."""
+    return " ".join(filter(None, (hf.parameter_dtype(dtype or None).name, weights)))
+
+
 def check_targets(settings: Settings, target: hf.Loaded) -> None:
     """Reads the configurations and tokenizers of ``config.grid.targets``, and no weights.
 

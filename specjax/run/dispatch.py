@@ -143,7 +143,7 @@ def _take_kept(config: Config) -> None:
     draft = keys.get("model") or ""
     where = [str(hf.resolve(each)) if each else "" for each in (config.target, draft)]
     rows, sampled = config.get("batch_size", 1), config.sampling.temperature > 0
-    kept = auto.known(where[0], where[1], rows, sampled)
+    kept = auto.known(*where, rows, sampled, build.computes(config.dtype, config.weights))
     chosen: dict[str, Any] = {"name": drafters.PLAIN, "model": None}
     text = f"plain decoding; nothing was measured in batches of {rows}, see configs/auto.py"
     if kept is not None:

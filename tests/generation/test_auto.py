@@ -54,7 +54,7 @@ def tried(speed, drafter=LOOKUP, accept="match", **keys):
 
 @pytest.mark.fast
 def test_for_what_a_choice_counts(folder):
-    """The device, the weights, the kind of sampling, and up to the rows that were measured."""
+    """The device, the weights, their dtype, the kind of sampling, up to the measured rows."""
     assert auto.known(folder, "", 1, False) is None
     chosen = auto.keep(folder, 4, False, [tried(1.1), tried(1.5, gamma=5)])
     assert (chosen.drafter["gamma"], chosen.speedup, chosen.accept) == (5, 1.5, "match")
@@ -68,6 +68,10 @@ def test_for_what_a_choice_counts(folder):
     gammas = {key: each and each.drafter["gamma"] for key, each in found.items()}
     wanted = {1: (2, 4), 2: (2, 4), 3: (5, 4), 4: (5, 4), 5: (None, None)}
     assert gammas == {(n, bool(i)): each for n, own in wanted.items() for i, each in enumerate(own)}
+    assert auto.known(folder, "", 2, False, "bfloat16") is None
+    auto.keep(folder, 2, False, [tried(1.2, gamma=3)], dtype="float32 int8")
+    assert auto.known(folder, "", 2, False, "float32 int8").drafter["gamma"] == 3
+    assert auto.known(folder, "", 2, False).drafter["gamma"] == 2
     # Another folder with the same files, and other weights in the same folder, are other models.
     (folder / "model.safetensors").write_bytes(b"")
     assert auto.known(folder, "", 1, False) is None
@@ -144,7 +148,7 @@ def test_without_the_draft_model_the_best_lookup_counts(folder, tmp_path):
 def test_what_this_version_cannot_make_does_not_count(folder, changes):
     auto.keep(folder, 2, False, [tried(1.2)])
     auto.keep(folder, 1, False, [tried(1.4)])
-    file = auto.file_of(folder)
+    file = auto.file_of(folder, "float32")
     choices = json.loads(file.read_text())
     choices[-1]["drafter"] |= changes
     file.write_text(json.dumps(choices))
@@ -213,7 +217,7 @@ def test_the_profile_goes_along(folder, tmp_path, cache):
 @pytest.mark.parametrize("text", ["", "[", "{}", '[{"rows": 1}]', "[1]"])
 def test_a_file_of_another_version_is_no_choice(folder, text):
     auto.keep(folder, 1, False, [tried(1.4)])
-    auto.file_of(folder).write_text(text)
+    auto.file_of(folder, "float32").write_text(text)
     assert auto.known(folder, "", 1, False) is None
     auto.keep(folder, 1, False, [tried(1.4)])
     assert auto.known(folder, "", 1, False) is not None
