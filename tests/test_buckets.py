@@ -219,3 +219,8 @@ def test_what_cannot_be_in_a_bucket_is_refused(store, cli, target):
     keys += ["--config.prompts=memory://b/p.txt", "--config.record=memory://b/r.jsonl"]
     status, _, err, _ = cli(*keys)
     assert status == 2 and "memory://b/r.jsonl is in a bucket; name a file of this machine" in err
+
+
+def test_a_path_with_a_null_character_is_refused():
+    with pytest.raises(UserError, match="it has a null character"):
+        buckets.local("a\0b")

@@ -49,7 +49,9 @@ def local(name: str | os.PathLike) -> Path:
 
     Checkpoints, in a folder of that name, are left out.
     """
-    if not is_address(text := os.fspath(name).rstrip("/")):
+    if "\0" in (text := os.fspath(name).rstrip("/")):
+        raise UserError(f"{text!r} is no path: it has a null character")
+    if not is_address(text):
         return Path(name).expanduser()
     with _one_line(text):
         store, root = _store(text)

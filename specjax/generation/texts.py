@@ -471,7 +471,12 @@ def _python(value: Any) -> Any:
 
 def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
     if isinstance(prompt, str):
-        ids = model.tokenizer.encode(prompt).ids
+        try:
+            ids = model.tokenizer.encode(prompt).ids
+        except TypeError:  # of a tokenizer, for what UTF-8 cannot write
+            raise UserError(
+                f"prompt {number} is {prompt!r}, which UTF-8 cannot write; leave out half pairs"
+            ) from None
     elif _is_chat(prompt):
         # Imported here because it needs Jinja.
         from specjax.data import chat as chats

@@ -245,6 +245,7 @@ def test_chats_token_ids_and_settings(model, data_dir, tmp_path):
         ({"seed": 2**40}, "seed is 1099511627776; it must be .*>= 0, at most 4294967295"),
         ({"seed": 9**5000}, "seed is a number of about 4771 digits; it must be"),
         ({"prompts": 5}, "the prompts are 5"),
+        ({"prompts": "a\ud800"}, "which UTF-8 cannot write"),
         ({"prompts": [[1.7, 2.2]]}, "prompt 0 is .*token ids"),
         ({"prompts": [["a"]]}, "prompt 0 is .*token ids"),
         ({"chat": "chatml"}, "no prompt is a chat"),
