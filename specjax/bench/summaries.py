@@ -67,7 +67,10 @@ def rows_of(
     row["class_status"] = proofs.status(method.drafter, method.accept, job.target, proven)
     if check:
         row["lossless"] = _check(job, method, runs, plain)
-        row["overlap"] = _overlap(job, method, plain) if by_definition else None
+        row["overlap"] = None
+        if by_definition:
+            texts = _texts(job, method, plain[0].outputs)
+            row["overlap"] = overlap(texts, categories=job.categories, decode=job.spell)
         row |= _distance(job, method, runs, plain, by_definition)
         row["argmax_gap"] = _argmax_gap(job, method, runs, plain)
     categories = dict.fromkeys(c for c in job.categories if c is not None)
@@ -227,7 +230,6 @@ def _prediction(
 
 def _check(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     """The field "lossless"."""
-    job, method = one_part(job, method)
     if job.settings["temperature"] == 0:
         # Of several passes the first that failed.
         result = min(
@@ -271,20 +273,13 @@ def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
     )
     if job.settings["temperature"] or (other is None and not narrow):
         return None
-    job, method = one_part(job, method)
     texts = _texts(job, method, runs[0].outputs if other is None else other)
     return lossless.argmax_gap(texts, expected)
 
 
-def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:
-    """The field "overlap"."""
-    job, method = one_part(job, method)
-    texts = _texts(job, method, plain[0].outputs)
-    return overlap(texts, categories=job.categories, decode=job.spell)
-
-
 def _texts(job: Job, method: Method, outputs: Sequence[Sequence[int]]) -> lossless.Texts:
-    """Outputs of one pass or of several ones."""
+    """Outputs of one pass or of several ones, for the devices of one part of the rows."""
+    job, method = one_part(job, method)
     prompts = list(job.prompts) * (len(outputs) // len(job.prompts))
     width = job.width + job.max_new_tokens
     return lossless.Texts(
