@@ -81,10 +81,19 @@ def speculative_step(
             ``drafter.nodes``, which all buffers are sized for, or wrong widths.
     """
     check_pair(drafter, accept)
-    keys = keys_of(drafter, state)
-    draft, draft_state = propose(target, drafter, params, state, keys)
-    proposed = state.replace(draft=draft_state)
-    return verify(target, drafter, accept, params, proposed, keys, draft, eos_id, verify_widths)
+    fixed = Round(target, drafter, accept, keys_of(drafter, state), eos_id)
+    draft, draft_state = propose(target, drafter, params, state, fixed.keys)
+    return verify(fixed, params, state.replace(draft=draft_state), draft, verify_widths)
+
+
+class Round(NamedTuple):
+    """What a round needs beside parameters, state and draft."""
+
+    target: LM
+    drafter: Drafter
+    accept: Accept
+    keys: RowKeys
+    eos_id: EosId = None
 
 
 def keys_of(drafter: Drafter, state: DecodeState) -> RowKeys:
@@ -114,14 +123,10 @@ def propose(
 
 
 def verify(
-    target: LM,
-    drafter: Drafter,
-    accept: Accept,
+    fixed: Round,
     params: ModelParams,
     state: DecodeState,
-    keys: RowKeys,
     draft: Draft,
-    eos_id: EosId,
     verify_widths: Widths = None,
     *,
     empty: bool = False,
@@ -131,8 +136,8 @@ def verify(
     ``state.draft`` is the drafter's state after its proposal. ``empty``, static: the draft has
     no valid node, so only the width 1 is compiled.
     """
+    drafter = fixed.drafter
     sizes = (1,) if empty else tree.widths(drafter, verify_widths)
-    fixed = _Round(target, drafter, accept, keys, eos_id)
     merged = drafter.rare.merges > 1 and draft.parents is not None and not empty
     unique = duplicates.unique(draft) if merged else None
     branches = [functools.partial(_pass, fixed, width) for width in sizes]
@@ -165,30 +170,11 @@ def score(
 
 
 def decide(
-    target: LM,
-    drafter: Drafter,
-    accept: Accept,
-    params: ModelParams,
-    state: DecodeState,
-    keys: RowKeys,
-    draft: Draft,
-    scored: Scored,
-    eos_id: EosId,
+    fixed: Round, params: ModelParams, state: DecodeState, draft: Draft, scored: Scored
 ) -> tuple[DecodeState, StepInfo]:
     """The second half of ``verify``, for a draft that was scored with all its nodes."""
-    fixed = _Round(target, drafter, accept, keys, eos_id)
     judged = _judge(fixed, params, state, draft, scored, draft.longest)
-    return _finish(fixed, params, state, draft, judged, drafter.nodes + 1)
-
-
-class _Round(NamedTuple):
-    """The arguments that are equal for all widths; static except ``keys`` and ``eos_id``."""
-
-    target: LM
-    drafter: Drafter
-    accept: Accept
-    keys: RowKeys
-    eos_id: EosId
+    return _finish(fixed, params, state, draft, judged, fixed.drafter.nodes + 1)
 
 
 class _Judged(NamedTuple):
@@ -208,7 +194,7 @@ class _Judged(NamedTuple):
 
 
 def _pass(
-    fixed: _Round,
+    fixed: Round,
     width: int,
     params: ModelParams,
     state: DecodeState,
@@ -227,7 +213,7 @@ def _pass(
 
 
 def _judge(
-    fixed: _Round,
+    fixed: Round,
     params: ModelParams,
     state: DecodeState,
     draft: Draft,
@@ -263,7 +249,7 @@ def _judge(
 
 
 def _finish(
-    fixed: _Round,
+    fixed: Round,
     params: ModelParams,
     state: DecodeState,
     draft: Draft,

@@ -205,9 +205,8 @@ def time_of_accept(job: Job, method: Method) -> float:
         )
         draft, scored = tie(state.tokens, draft, scored)
         keys = rng.RowKeys(now.keys, now.round, now.length)
-        return step.decide(
-            job.target, method.drafter, method.accept, params, now, keys, draft, scored, None
-        )[0]
+        fixed = step.Round(job.target, method.drafter, method.accept, keys)
+        return step.decide(fixed, params, now, draft, scored)[0]
 
     loop = repeat(body, iterations, state, method.params, state.length, draft, scored)
     return statistics.median(clock({"accept": (loop, iterations)}, SAMPLES)["accept"])

@@ -33,13 +33,8 @@ from specjax.data.progress import Progress
 from specjax.errors import NonFiniteLogits, UserError
 
 Report = Callable[[str], None]
-
-
-class Work(NamedTuple):
-    """Something to do in any thread, and what it is called in messages."""
-
-    name: str
-    run: Callable[[], object]
+# What it is called in messages, and something to do in any thread.
+Task = tuple[str, Callable[[], object]]
 
 
 class Measured(NamedTuple):
@@ -63,18 +58,18 @@ def warm(
     _check_names(methods)
     seconds: dict[str | None, float] = {}
     shapes = {(job.batch_size, job.width): job for job in jobs}
-    tasks: list[Work] = []
+    tasks: list[Task] = []
     for job in shapes.values():
         for number, method in enumerate((None, *methods)):
             run = functools.partial(_compile_pass, job, method, seconds)
-            tasks.append(Work(f"loop of {_spell(methods, number)}", run))
+            tasks.append((f"loop of {_spell(methods, number)}", run))
         # One after the other: methods share passes of the target.
-        tasks.append(Work("clocks", functools.partial(_compile_clocks, job, methods)))
+        tasks.append(("clocks", functools.partial(_compile_clocks, job, methods)))
     together(tasks, "compiling", report)
     return seconds
 
 
-def together(tasks: Sequence[Work], what: str, report: Report = lambda _: None) -> None:
+def together(tasks: Sequence[Task], what: str, report: Report = lambda _: None) -> None:
     """Runs the tasks in as many threads as there are cores; ``what`` begins the status messages.
 
     With several processes in one thread, since all must run programs in the same order.
@@ -84,15 +79,15 @@ def together(tasks: Sequence[Work], what: str, report: Report = lambda _: None) 
     """
     begun = itertools.count(1)
 
-    def run(task: Work) -> None:
-        report(f"{what}, {next(begun)} of {len(tasks)}: {task.name}")
-        task.run()
+    def run(name: str, task: Callable[[], object]) -> None:
+        report(f"{what}, {next(begun)} of {len(tasks)}: {name}")
+        task()
         _trim()
 
     threads = os.cpu_count() if jax.process_count() == 1 else 1
     pool = concurrent.futures.ThreadPoolExecutor(threads)
     try:
-        for done in [pool.submit(run, task) for task in tasks]:
+        for done in [pool.submit(run, *task) for task in tasks]:
             done.result()
     except BaseException as error:
         pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)

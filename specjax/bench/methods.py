@@ -20,7 +20,7 @@ from specjax.types import LM, Accept, Drafter, ModelParams
 class MethodChoice(NamedTuple):
     """The keys of one method, as a configuration gives them."""
 
-    drafter: dict  # its keys, "name" among them
+    drafter: Any  # its keys, "name" among them; or a ``Drafter``
     rule: str  # "": the recommended rule for the drafter
     rule_keys: dict
     warm: bool = False  # whether it learns from other prompts before it is measured
@@ -31,26 +31,22 @@ def objects(
     target: LM, choice: MethodChoice, temperatures: Sequence[float]
 ) -> tuple[Drafter, Accept]:
     """The drafter and its rule, without parameters. Raises UserError: see ``build``."""
-    drafter = drafters.make(target=target, **choice.drafter)
+    ready = isinstance(choice.drafter, Drafter)
+    drafter = choice.drafter if ready else drafters.make(target=target, **choice.drafter)
     rule = accept.load(choice.rule or accept.default_rule(drafter), **choice.rule_keys)
     accept.check_pair(drafter, rule)
     if drafter.greedy_only and any(temperatures):
         raise UserError(
             f"drafter {drafter.name} is for temperature 0 only; set config.sampling.temperature=0"
         )
-    check_warm(drafter, choice.warm)
-    if not choice.warm and "memory" in choice.drafter:
+    if choice.warm and drafter.rare.learn is None:
+        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
+    if not (choice.warm or ready) and "memory" in choice.drafter:
         raise UserError(
             f"memory is {choice.drafter['memory']}: it limits what a warm drafter learns, and this "
             "one is not warm; set warm=True in a bench, or leave memory out"
         )
     return drafter, rule
-
-
-def check_warm(drafter: Drafter, warm: bool) -> None:
-    """Raises UserError for a warm drafter that does not learn."""
-    if warm and drafter.rare.learn is None:
-        raise UserError(f"drafter {drafter.name} does not learn from other prompts; leave warm out")
 
 
 def build(

@@ -213,6 +213,7 @@ class _Batch(NamedTuple):
 
     slots: int  # longest text that the buffers hold
     rows: list[int]  # numbers of the conversations
+    texts: list[Trace]
     totals: list[int]  # tokens of prompt and output at which each one stops
 
 
@@ -256,8 +257,7 @@ def measure_rounds(
         report(f"batch {number + 1} of {len(batches)}, {batch.slots} tokens")
         spare = [len(recording)] * (batch_size - len(batch.rows))
         keys = rng.row_keys(seed, [*batch.rows, *spare])
-        texts = [recording[row] for row in batch.rows]
-        records = _replay(system, method.params.draft, batch, texts, keys)
+        records = _replay(system, method.params.draft, batch, keys)
         for place, row in enumerate(batch.rows):
             only = np.arange(batch_size) == place
             one = metrics.count(records, only, method.drafter.longest)
@@ -296,24 +296,21 @@ def _batches(recording: Sequence[Trace], batch_size: int, max_new_tokens: int) -
         rows = sorted((r for r, own in enumerate(slots) if own == size), key=lambda r: totals[r])
         for start in range(0, len(rows), batch_size):
             some = rows[start : start + batch_size]
-            batches.append(_Batch(size, some, [totals[r] for r in some]))
+            texts = [recording[r] for r in some]
+            batches.append(_Batch(size, some, texts, [totals[r] for r in some]))
     return batches
 
 
 def _replay(
-    system: tuple[LM, Drafter, Accept],
-    draft_params: Any,
-    batch: _Batch,
-    texts: Sequence[Trace],
-    keys: jax.Array,
+    system: tuple[LM, Drafter, Accept], draft_params: Any, batch: _Batch, keys: jax.Array
 ) -> Records:
     """Replays one batch; the records are on the host.
 
     ``system`` is the result of ``fold``; ``keys`` has one key per row, spare rows included.
     """
     (target, drafter, rule), batch_size = system, len(keys)
-    record, lengths = _pack(texts, batch_size, batch.slots + drafter.nodes + 1)
-    limits = lengths.at[: len(texts)].set(jnp.asarray(batch.totals, jnp.int32))
+    record, lengths = _pack(batch.texts, batch_size, batch.slots + drafter.nodes + 1)
+    limits = lengths.at[: len(batch.texts)].set(jnp.asarray(batch.totals, jnp.int32))
     prompt = jnp.where(jnp.arange(batch.slots) < lengths[:, None], RECORDED, -1)
     params = ModelParams({}, {"record": record, "drafter": draft_params})
     state = decode.prefill(

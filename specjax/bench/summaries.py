@@ -67,7 +67,10 @@ def rows_of(
     row["class_status"] = proofs.status(method.drafter, method.accept, job.target, proven)
     if check:
         row["lossless"] = _check(job, method, runs, plain)
-        row["overlap"] = _overlap(job, method, plain) if by_definition else None
+        row["overlap"] = None
+        if by_definition:
+            texts = _texts(job, method, plain[0].outputs)
+            row["overlap"] = overlap(texts, categories=job.categories, decode=job.spell)
         row |= _distance(job, method, runs, plain, by_definition)
         row["argmax_gap"] = _argmax_gap(job, method, runs, plain)
         row["width_gap"] = _width_gap(job, method, runs)
@@ -228,7 +231,6 @@ def _prediction(
 
 def _check(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     """The field "lossless"."""
-    job, method = one_part(job, method)
     if job.settings["temperature"] == 0:
         # Of several passes the first that failed.
         result = min(
@@ -268,7 +270,6 @@ def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
     other = next((run.outputs for run in runs if run.outputs != expected), None)
     if job.settings["temperature"] or (other is None and not _narrow(job)):
         return None
-    job, method = one_part(job, method)
     texts = _texts(job, method, runs[0].outputs if other is None else other)
     return lossless.argmax_gap(texts, expected)
 
@@ -284,20 +285,12 @@ def _width_gap(job: Job, method: Method, runs: list[Pass]) -> dict | None:
     """The field "width_gap": of sampled texts in a narrow dtype, by the widest verification."""
     if not job.settings["temperature"] or not _narrow(job):
         return None
-    job, method = one_part(job, method)
-    texts = _texts(job, method, runs[0].outputs)
-    return lossless.width_gap(texts, method.drafter.nodes + 1)
-
-
-def _overlap(job: Job, method: Method, plain: list[Pass]) -> dict | None:
-    """The field "overlap"."""
-    job, method = one_part(job, method)
-    texts = _texts(job, method, plain[0].outputs)
-    return overlap(texts, categories=job.categories, decode=job.spell)
+    return lossless.width_gap(_texts(job, method, runs[0].outputs), method.drafter.nodes + 1)
 
 
 def _texts(job: Job, method: Method, outputs: Sequence[Sequence[int]]) -> lossless.Texts:
-    """Outputs of one pass or of several ones."""
+    """Outputs of one pass or of several ones, for the devices of one part of the rows."""
+    job, method = one_part(job, method)
     prompts = list(job.prompts) * (len(outputs) // len(job.prompts))
     width = job.width + job.max_new_tokens
     return lossless.Texts(

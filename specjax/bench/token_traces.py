@@ -24,7 +24,6 @@ from specjax.checks import number as check_number
 from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
-from specjax.rng import RowKeys
 from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, StepInfo
 
 SCHEMA = 1
@@ -205,11 +204,11 @@ def _played(
 ) -> tuple[Draft, step.Scored, DecodeState, StepInfo]:
     """``step.speculative_step``, with its draft and the target's output for it."""
     step.check_pair(drafter, accept)
-    keys = RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
-    draft, draft_state = step.propose(target, drafter, params, state, keys)
+    fixed = step.Round(target, drafter, accept, step.keys_of(drafter, state), eos_id)
+    draft, draft_state = step.propose(target, drafter, params, state, fixed.keys)
     state = state.replace(draft=draft_state)
     scored = step.score(target, drafter, params, state, draft)
-    after, info = step.decide(target, drafter, accept, params, state, keys, draft, scored, eos_id)
+    after, info = step.decide(fixed, params, state, draft, scored)
     return draft, scored, after, info
 
 

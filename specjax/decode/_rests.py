@@ -47,7 +47,8 @@ def idle_step(
     state = state.replace(draft=drafter.rare.rest.idle(params, keys, context, state.draft))
     # There is no draft whose computation the verification could go on from.
     drafter = drafter._replace(rare=drafter.rare._replace(lower=None))
-    return step_lib.verify(target, drafter, accept, params, state, keys, draft, eos_id, empty=True)
+    fixed = step_lib.Round(target, drafter, accept, keys, eos_id)
+    return step_lib.verify(fixed, params, state, draft, empty=True)
 
 
 def idle_steps(
@@ -85,9 +86,8 @@ def idle_steps(
 
     def one(carry: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
         now, rounds = carry
-        keys = step_lib.keys_of(drafter, now)
-        pair = (target, bare, accept, params, now, keys, draft, eos_id)
-        return step_lib.verify(*pair, empty=True)[0], rounds + 1
+        fixed = step_lib.Round(target, bare, accept, step_lib.keys_of(drafter, now), eos_id)
+        return step_lib.verify(fixed, params, now, draft, empty=True)[0], rounds + 1
 
     after, rounds = jax.lax.while_loop(goes_on, one, (state, jnp.zeros_like(step)))
     place = jnp.arange(len(records.emitted))[:, None] - step

@@ -2,8 +2,8 @@
 
 ``tune`` measures, and so does a bench with ``config.keep``; ``drafter="auto"`` is what they kept. A
 choice belongs to a device, the weights and their dtype, the kind of sampling (greedy or not), the
-number of rows and the draft model that was there. The next larger number of rows that was measured counts. Where
-nothing was measured, or nothing was faster, decoding is plain.
+number of rows and the draft model that was there. The next larger number of rows that was measured
+counts. Where nothing was measured, or nothing was faster, decoding is plain.
 
 The methods of ``candidates`` verify lookups with the rule ``match``: a seeded text is then that of
 plain decoding. Where a draft model was chosen for sampled texts, their law is the same and the

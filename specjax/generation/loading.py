@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from tokenizers import Tokenizer
 
-from specjax import accept as rules
 from specjax import drafters, registry
 from specjax.bench import methods
 from specjax.bench.methods import MethodChoice
@@ -20,7 +18,7 @@ from specjax.drafters import pairs
 from specjax.drafters.files import probe
 from specjax.errors import UserError
 from specjax.models import hf, hf_tokenizer
-from specjax.types import LM, DecodeState, Drafter, ModelParams, Params
+from specjax.types import LM, DecodeState, Drafter, Params
 
 # What a method is: the name of a drafter, its name and keys, or a ready-made one.
 Choice = str | Mapping[str, Any] | Drafter | None
@@ -43,7 +41,8 @@ class Model:
             # Whether their vocabularies fit depends on the method that is made of them.
             pairs.check(target.lm, draft.lm)
         self.target, self.draft = target, draft
-        self._eos_ids = tuple(target.config.eos_token_id if eos_ids is None else eos_ids)
+        # The ids that end a text.
+        self.eos_ids = tuple(target.config.eos_token_id if eos_ids is None else eos_ids)
         self._methods: dict[tuple, tuple[Method, Any]] = {}
         self._learnt: dict[Drafter, Params] = {}
 
@@ -91,11 +90,6 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Raises UserError if the model has none."""
         return self.target.text_tokenizer
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text."""
-        return self._eos_ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these tokens; empty if the model has no tokenizer."""
@@ -164,16 +158,12 @@ class Model:
     def _build(
         self, drafter: dict[str, Any] | Drafter, accept: str, temperature: float, warm: bool
     ) -> Method:
-        if isinstance(drafter, Drafter):
-            rule = rules.load(accept or rules.default_rule(drafter))
-            rules.check_pair(drafter, rule)
-            methods.check_warm(drafter, warm)
-            params = ModelParams(self.params, drafter.init_params(jax.random.key(0)))
-            return Method(drafter.name, drafter, rule, params, warm)
         lines: list[str] = []
-        choice = MethodChoice(probe.replaced(self.target, drafter, lines.append), accept, {}, warm)
+        if not isinstance(drafter, Drafter):
+            drafter = probe.replaced(self.target, drafter, lines.append)
         if lines:
             warnings.warn(lines[-1], stacklevel=2)
+        choice = MethodChoice(drafter, accept, {}, warm)
         return methods.build(
             self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
         )

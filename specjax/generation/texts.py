@@ -459,7 +459,7 @@ def _several(prompts: Any) -> list:
         raise UserError(f"the prompts are {prompts!r}; give a text, token ids, a chat, or several")
     if not prompts:
         raise UserError("there is no prompt; give at least one")
-    return [prompts] if isinstance(prompts[0], Mapping | int) else prompts
+    return [prompts] if isinstance(prompts[0], Mapping | int) else list(prompts)
 
 
 def _python(value: Any) -> Any:
@@ -489,12 +489,12 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         text = chats.render(template, prompt, add_generation_prompt=True)
         ids = model.tokenizer.encode(text, add_special_tokens=False).ids
     else:
-        ids = prompt
-        if not isinstance(ids, Sequence) or any(type(token) is not int for token in ids):
+        if not isinstance(prompt, Sequence) or any(type(token) is not int for token in prompt):
             raise UserError(
                 f"prompt {number} is {prompt!r}; it must be a text, token ids, or the turns of a "
                 "chat"
             )
+        ids = list(prompt)
     if not ids:
         raise UserError(f"prompt {number} is empty; a prompt needs at least one token")
     if isinstance(prompt, str) or _is_chat(prompt):

@@ -195,7 +195,12 @@ def about(job: Job, chosen: Sequence[Method]) -> str:
     )
 
 
+def digest(ids: Sequence[Sequence[int]]) -> str:
+    """The SHA-256 of the token ids of some prompts."""
+    text = json.dumps([list(map(int, each)) for each in ids])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def check_same_prompts(ids: Sequence[Sequence[int]]) -> None:
     """Raises UserError if another process has other prompts."""
-    text = json.dumps([list(map(int, each)) for each in ids]).encode()
-    sharding.check_same("the text of the prompts", {"hash": hashlib.sha256(text).hexdigest()})
+    sharding.check_same("the text of the prompts", {"hash": digest(ids)})

@@ -75,13 +75,15 @@ def listing() -> Group:
 def explanation(name: str) -> Group:
     """What ``--explain=name`` prints. Raises UserError that proposes the nearest names."""
     if registry.is_import(name):
-        return _explain_import(name)
+        value = registry.imported(name)
+        is_rule = isinstance(value, Accept) or (callable(value) and not _takes_target(value))
+        return _page("rule" if is_rule else "drafter", name)
     kinds = [kind for kind, package in KINDS.items() if name in package.names()]
     if not kinds:
         known = [each for package in KINDS.values() for each in package.names()]
         hint = registry.nearest(name, known) or "; --list prints the names"
         raise UserError(f"no drafter, rule or controller is called {name!r}{hint}")
-    return Group(*(_explain(kind, name) for kind in kinds))
+    return Group(*(_page(kind, name) for kind in kinds))
 
 
 def keys_table(keys: Iterable[declare.Key], prefix: str) -> Table:
@@ -102,21 +104,6 @@ def _table(*widths: int | None) -> Table:
     return table
 
 
-def _explain(kind: str, name: str) -> Group:
-    package = KINDS[kind].__name__
-    family = registry.family(package, name)
-    head = f"{name}: {kind}" + (f", {family}" if family else "")
-    return _page(head, kind, name, registry.file(package, name))
-
-
-def _explain_import(spec: str) -> Group:
-    value = registry.imported(spec)
-    is_rule = isinstance(value, Accept) or (callable(value) and not _takes_target(value))
-    kind = "rule" if is_rule else "drafter"
-    [source] = registry.sources([spec]) or [""]
-    return _page(f"{spec}: {kind} outside specjax", kind, spec, source)
-
-
 def _takes_target(make: Any) -> bool:
     """Whether a function has a positional parameter, as ``make(target, ...)`` of a drafter has."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -126,10 +113,16 @@ def _takes_target(make: Any) -> bool:
     )
 
 
-def _page(head: str, kind: str, name: str, source: str) -> Group:
-    module = registry.load(KINDS[kind].__name__, name, kind)
+def _page(kind: str, name: str) -> Group:
+    package = KINDS[kind].__name__
+    module, text, head = registry.load(package, name, kind), None, f"{name}: {kind}"
+    if registry.is_import(name):
+        head, text = f"{head} outside specjax", inspect.getdoc(module.make)
+        [source] = registry.sources([name]) or [""]
+    else:
+        head = ", ".join(filter(None, (head, registry.family(package, name))))
+        source = registry.file(package, name)
     prefix = {"drafter": "config.drafter.", "rule": "config.accept_keys."}.get(kind, "")
-    text = inspect.getdoc(module.make) if registry.is_import(name) else None
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
     keys = registry.keys_of(module).values()
     tables = [("keys:", keys_table(keys, prefix) if keys else Text("none"))]

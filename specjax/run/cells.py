@@ -164,9 +164,11 @@ def measure(cells: Sequence[Cell], bench: Bench, label: str | None = None) -> Re
 
 def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
     """The traces; their programs are compiled now, several at the same time."""
+    # Of each shape the first: the others run the same program.
+    shapes = {(id(t.method.drafter), t.cell.job.width): t for t in reversed(traced)}
     tasks = [
-        measuring.Work(t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
-        for t in _shapes(traced)
+        (t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
+        for t in shapes.values()
     ]
     measuring.together(tasks, "compiling traces", report)
     result = []
@@ -218,12 +220,6 @@ def _longer(cell: Cell, tokens: int) -> Cell:
     positions = job.target.max_positions
     room = tokens if positions is None else min(tokens, positions - job.width)
     return cell._replace(job=job._replace(max_new_tokens=max(job.max_new_tokens, room)))
-
-
-def _shapes(traced: Sequence[_Traced]) -> list[_Traced]:
-    """The first of each shape: the others run the same program."""
-    keyed = {(id(t.method.drafter), t.cell.job.width): t for t in reversed(traced)}
-    return list(keyed.values())
 
 
 def note_proofs(bench: Bench, methods: Sequence[passes.Method]) -> None:

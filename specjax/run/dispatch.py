@@ -343,13 +343,9 @@ def _check_prompts(settings: Settings, target: hf.Loaded | LM) -> None:
             prompts_lib.check(settings.source, name, max(sizes))
             continue
         for context in settings.grid.contexts or (0,):
-            chosen = prompts_lib.read(
-                settings.source, target, _no_answers, name=name, context=context
-            )
+            # With empty answers later turns of conversations are as short as they can be.
+            answer = lambda prompts: [[] for _ in prompts]  # noqa: E731
+            how = {"name": name, "context": context}
+            chosen = prompts_lib.read(settings.source, target, answer, **how)
             for size in sizes:
                 build.job(settings, target, chosen, 0.0, size, max(settings.new_tokens))
-
-
-def _no_answers(prompts: list[prompts_lib.Prompt]) -> list[list[int]]:
-    """Empty answers: the later turns of conversations become as short as they can be."""
-    return [[] for _ in prompts]

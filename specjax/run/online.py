@@ -8,8 +8,6 @@ drafter as it is at the end. A stream that was killed is resumed by the same com
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,14 +56,9 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     # Until the results are written, it says whose checkpoints these are.
     if not (workdir / "config.json").exists():
         files.write_text(workdir / "config.json", settings.config_json)
-    state, lines = stream.follow(
-        job,
-        method,
-        learner,
-        workdir,
-        _lasting(settings) | {"requests": _digest(job), "target": facts["weights_sha256"]},
-        settings.online.checkpoint_every,
-    )
+    what = {"requests": build.digest(job.prompts), "target": facts["weights_sha256"]}
+    lasting, every = _lasting(settings) | what, settings.online.checkpoint_every
+    state, lines = stream.follow(job, method, learner, workdir, lasting, every)
     rows, about = summarise(job, method, lines, settings.online.window)
     path = workdirs.write(settings, workdir, rows, command=command, target=facts, online=about)
     _show(console, rows[0]["windows"], about)
@@ -120,11 +113,6 @@ def _lasting(settings: Settings) -> dict[str, Any]:
     config = {key: value for key, value in settings.measured.items() if key != "report"}
     kept = {key: value for key, value in config["online"].items() if key not in OnlineKeys.FREE}
     return config | {"online": kept}
-
-
-def _digest(job: passes.Job) -> str:
-    ids = json.dumps([list(map(int, ids)) for ids in job.prompts])
-    return hashlib.sha256(ids.encode()).hexdigest()
 
 
 def summarise(

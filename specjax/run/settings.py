@@ -636,31 +636,14 @@ _PROMPTS = (
     *("ignore_eos", "dtype", "verify_widths"),
 )
 _ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
+_BATCHES = (*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh")
 # Mode -> its keys.
 KEYS = {
-    "generate": (
-        *_METHOD,
-        *_ALL_PROMPTS,
-        "weights",
-        "batch_size",
-        "mesh",
-        "record",
-        "stop",
-        "beams",
-    ),
+    "generate": (*_BATCHES, "record", "stop", "beams"),
     "chat": (*_METHOD, *_PROMPTS, "weights", "record", "stop"),
     "bench": (
-        *(*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh", "repeats", "warm_prompts"),
-        *(
-            "show_trace",
-            "trace_prompts",
-            "trace_tokens",
-            "report",
-            "again",
-            "keep",
-            "proof",
-            "grid",
-        ),
+        *(*_BATCHES, "repeats", "warm_prompts", "show_trace", "trace_prompts", "trace_tokens"),
+        *("report", "again", "keep", "proof", "grid"),
     ),
     "replay": (
         *("mode", "target", "drafter", "accept", "accept_keys", "sampling.temperature"),

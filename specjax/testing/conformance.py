@@ -111,7 +111,7 @@ def check_drafter(
         check_kinds(accept=rule)
         accept.check_pair(drafter, rule)
     texts = prompts_of(target, prompts)
-    checks = _drafter_checks(drafter, target, params, chosen, texts, quick)
+    checks = _drafter_checks((drafter, target, params), chosen, texts, quick)
     # Without a rule no law is compared.
     proves = "drafter" if chosen and not quick else ""
     how = {"progress": progress, "first_failure": first_failure, "proves": proves}
@@ -119,20 +119,15 @@ def check_drafter(
 
 
 def _drafter_checks(
-    drafter: Drafter,
-    target: LM,
-    params: ModelParams,
-    rules: Sequence[Accept],
-    prompts: Sequence[Sequence[int]],
-    quick: bool,
+    own: tuple[Drafter, LM, ModelParams], rules: list[Accept], texts: list[list[int]], quick: bool
 ) -> Iterator[Check]:
-    own, name = (drafter, target, params), "drafts are well formed"
+    (drafter, target, params), name = own, "drafts are well formed"
     if wrong := drafter_checks.wrong_form(*own):
         yield name, Finding, name, False, wrong
         return
     yield name, drafter_checks.well_formed, *own
     settings = SETTINGS[:1] if quick else SETTINGS
-    claimed = (target, drafter, params, prompts, settings)
+    claimed = (target, drafter, params, texts, settings)
     yield "tokens are drawn from the declared probs", claims.drawn_as_declared, *claimed
     if not quick:
         yield "its state follows the text", state_checks.state_follows_text, *own
@@ -144,7 +139,7 @@ def _drafter_checks(
     for number, rule in enumerate(rules):
         exact = rule.lossless_class == "L1"
         # What the drafter declares was enumerated at all settings; here one rule shows its effect.
-        law = (target, drafter, rule, params, list(prompts))
+        law = (target, drafter, rule, params, texts)
         for each in () if exact else settings:
             yield _named(rule.name, "distance of a round's law", distance, *law, **each)
         for each in (settings if number == 0 else SETTINGS[:1]) if exact else ():

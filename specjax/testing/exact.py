@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling, step
-from specjax.testing import laws, verdicts
+from specjax import accept, rng, step
+from specjax.testing import laws, loop, verdicts
 from specjax.testing.verdicts import WrongVerdict as WrongVerdict
 from specjax.types import LM, Accept, DecodeState, Drafter, ModelParams, StepInfo
 
@@ -177,20 +177,13 @@ def _begin(
 ) -> tuple[dict, dict]:
     """A state with ``steps`` tokens to go, after ``after`` rounds with the rule "match"."""
     # Rounded up, so that few different shapes occur: each compiles every operation again.
-    packed, lengths = decode.pack_prompts([list(prompt)], width=-(-len(prompt) // 8) * 8)
     longest = len(prompt) + after * (drafter.longest + 1) + steps + 1
+    size = -(-longest // 32) * 32
+    settings = {"width": -(-len(prompt) // 8) * 8, "max_len": size, **settings}
     # For one row, compiling would take longer than running without jit.
     with jax.disable_jit():
-        state = decode.prefill(
-            target,
-            drafter,
-            params,
-            packed,
-            lengths,
-            rng.row_keys(0, 1),
-            max_len=-(-longest // 32) * 32,
-            sampling=sampling.make_sampling(1, **settings),
-        )
+        new = size - len(prompt)
+        state = loop.begin(target, drafter, params, [prompt], new, 0, **settings)
     for _ in range(after):
         state, _ = _play(target, drafter, accept.load("match"), params, state)
     rows, shared = _rows(state.replace(limit=state.length + steps))
@@ -229,7 +222,8 @@ def _round(
         known = drafter._replace(propose=lambda *_: proposed)
         draft, draft_state = step.propose(target, known, params, state, script)
         state, whole = state.replace(draft=draft_state), (drafter.nodes + 1,)
-        after, info = step.verify(target, drafter, rule, params, state, script, draft, None, whole)
+        fixed = step.Round(target, drafter, rule, script)
+        after, info = step.verify(fixed, params, state, draft, whole)
         return _rows(after)[0], info
 
     drafted = expand(_proposer(drafter, params, shared), state, len(weight))

@@ -134,16 +134,9 @@ class Runner:
             if done.all():
                 break
             previous = state
-            state, records = decode.generate(
-                self.target,
-                self.drafter,
-                self.rule,
-                self.params,
-                state,
-                max_steps=STEPS,
-                eos_id=(eos, *verdicts.marks(self.vocab)),
-                verify_widths=self._widths,
-            )
+            pair = (self.target, self.drafter, self.rule, self.params)
+            how = {"eos_id": (eos, *verdicts.marks(self.vocab)), "verify_widths": self._widths}
+            state, records = decode.generate(*pair, state, max_steps=STEPS, **how)
             drafted += int(records.drafted.sum())
             tried += int((records.emitted > 0).sum())
             self.donated &= all(

@@ -128,7 +128,7 @@ def equal_rate(tokens_per_round: float, gamma: int) -> float:
 
     Raises UserError unless they are between 1 and gamma + 1.
     """
-    tokens, gamma = _tokens_of(tokens_per_round, gamma)
+    tokens, gamma = tokens_of(tokens_per_round, gamma)
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -144,17 +144,16 @@ def minimum_variance_rates(tokens_per_round: float, gamma: int) -> list[float]:
     tokens with this mean it has the least variance, s (1 - s). It is the schedule of "synthetic"
     acceptance in vLLM. Raises UserError unless the tokens are between 1 and gamma + 1.
     """
-    tokens, gamma = _tokens_of(tokens_per_round, gamma)
+    tokens, gamma = tokens_of(tokens_per_round, gamma)
     return np.clip(tokens - 1 - np.arange(gamma), 0.0, 1.0).tolist()
 
 
-def _tokens_of(tokens_per_round: float, gamma: int) -> tuple[float, int]:
-    """Both, checked."""
-    tokens, gamma = checks.cost("tokens_per_round", tokens_per_round), checks.count("gamma", gamma)
+def tokens_of(value: float, gamma: int, name: str = "tokens_per_round") -> tuple[float, int]:
+    """Tokens per round and gamma, checked. Raises UserError."""
+    tokens, gamma = checks.cost(name, value), checks.count("gamma", gamma)
     if not 1 <= tokens <= gamma + 1:
         raise UserError(
-            f"tokens_per_round is {tokens_per_round}; it must be between 1 and gamma + 1, which is "
-            f"{gamma + 1}"
+            f"{name} is {value}; it must be between 1 and gamma + 1, which is {gamma + 1}"
         )
     return tokens, gamma
 
@@ -205,7 +204,7 @@ def loop_factors(
     with gamma. The other factor, (gamma + 1) / (gamma c + v(gamma + 1)), rises. Chen et al. 2023
     (2302.01318), figure 1, where gamma is K.
     """
-    tokens, gamma = _tokens_of(tokens_per_round, gamma)
+    tokens, gamma = tokens_of(tokens_per_round, gamma)
     return tokens / (gamma + 1), walltime_improvement(1.0, gamma, c, verify)
 
 

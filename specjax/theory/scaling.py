@@ -162,10 +162,7 @@ def tokens_per_round(speculation: Speculation) -> float:
         raise UserError(f"alpha is {alpha} and tau is {tau}; give one of them")
     if alpha is not None:
         return chain.expected_tokens(checks.one_rate("alpha", alpha), gamma)
-    tokens = checks.cost("tau", tau or 0.0)
-    if not 1 <= tokens <= gamma + 1:
-        raise UserError(f"tau is {tau}; it must be between 1 and gamma + 1, which is {gamma + 1}")
-    return tokens
+    return chain.tokens_of(tau or 0.0, gamma, "tau")[0]
 
 
 def memory(setup: Setup, batch: int, context: float, draft: DraftCost = 0.0) -> Memory:

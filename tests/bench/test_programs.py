@@ -62,7 +62,7 @@ def test_what_has_not_begun_is_dropped(monkeypatch, error):
         if number == 0:
             raise error
 
-    tasks = [measuring.Work(f"task {n}", functools.partial(run, n)) for n in range(6)]
+    tasks = [(f"task {n}", functools.partial(run, n)) for n in range(6)]
     with pytest.raises(error):
         measuring.together(tasks, "compiling", told.append)
     time.sleep(0.5)
@@ -74,5 +74,5 @@ def test_freed_memory_goes_back_after_each_task(monkeypatch):
     measuring._trim()  # on this system it runs
     trims = []
     monkeypatch.setattr(measuring, "_trim", lambda: trims.append(1))
-    measuring.together([measuring.Work("", int)] * 3, "compiling")
+    measuring.together([("", int)] * 3, "compiling")
     assert len(trims) == 3

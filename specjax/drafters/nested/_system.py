@@ -139,7 +139,8 @@ def _round(
         before = [jnp.where(first, new, old) for new, old in zip(still, before, strict=True)]
     scored = _scored(model, drafter, below, state, draft)
     state = state.replace(draft=proposed)
-    after, info = step.decide(model, drafter, system.rule, below, state, keys, draft, scored, None)
+    fixed = step.Round(model, drafter, system.rule, keys)
+    after, info = step.decide(fixed, below, state, draft, scored)
     rows = jnp.take_along_axis(scored.out.logits, _places(draft, info)[..., None], axis=1)
     index = jnp.arange(rows.shape[1])
     at = jnp.where(index < info.emitted[:, None], run.state.length[:, None] + index, -1)

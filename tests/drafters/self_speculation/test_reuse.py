@@ -161,7 +161,8 @@ def one_round(target, drafter, params, state):
     exist = jnp.pad(tree.exists(draft.valid, None), ((0, 0), (1, 0)), constant_values=True)
     apart = largest(*(tree.mask(x, exist) for x in (whole, (scored.out, scored.block))))
     rule = accept.load("chain")
-    after, info = step.decide(target, drafter, rule, params, state, keys, draft, scored, None)
+    fixed = step.Round(target, drafter, rule, keys)
+    after, info = step.decide(fixed, params, state, draft, scored)
     return after, info.accepted.sum(), apart
 
 
