@@ -117,7 +117,8 @@ def _trace(value: dict[str, Any] | None, vocab_size: int) -> Trace | str:
         if not isinstance(lengths, list) or any(type(n) is not int or n < 1 for n in lengths):
             return f'{key} must be {{"acc_len": [...]}}, with the tokens of rounds, 1 or more'
         rounds[key.removeprefix(METHOD)] = lengths
-    return Trace(*(value[key] for key in given), category, rounds)
+    prompt, output = (value[key] for key in given)
+    return Trace(prompt, output, category, rounds)
 
 
 def record(

@@ -141,9 +141,10 @@ def _take_kept(config: Config) -> None:
             "config.drafter.name is auto, which is for one device, without beams; name a drafter"
         )
     draft = keys.get("model") or ""
-    where = [str(hf.resolve(each)) if each else "" for each in (config.target, draft)]
+    target, model = (str(hf.resolve(each)) if each else "" for each in (config.target, draft))
     rows, sampled = config.get("batch_size", 1), config.sampling.temperature > 0
-    kept = auto.known(*where, rows, sampled, build.computes(config.dtype, config.weights))
+    dtype = build.computes(config.dtype, config.weights)
+    kept = auto.known(target, model, rows, sampled, dtype)
     chosen: dict[str, Any] = {"name": drafters.PLAIN, "model": None}
     text = f"plain decoding; nothing was measured in batches of {rows}, see configs/auto.py"
     if kept is not None:
