@@ -24,8 +24,8 @@ def test_each_layer_is_the_overlap_of_its_drafter(settings):
     np.testing.assert_allclose(given[-1], 1, atol=1e-5)
     for layer in (1, 2):
         drafter = drafters.make("early_exit", target, exit_layer=layer)
-        given = ModelParams(params), PROMPTS, OUTPUTS, settings, drafter
-        own = lossless.compare(lossless.Texts(target, *given))
+        how = ModelParams(params), PROMPTS, OUTPUTS, settings, drafter
+        own = lossless.compare(lossless.Texts(target, *how))
         np.testing.assert_allclose(given[layer - 1], own.overlap, atol=1e-5)
 
 
