@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from typing import NoReturn
 
 
@@ -20,6 +22,19 @@ class NonFiniteLogits(UserError):
 
 class OutOfMemory(UserError):
     """The memory of the device does not hold what was asked for."""
+
+
+@contextlib.contextmanager
+def on_disk(problem: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns an OSError into a UserError of one line: the problem, its reason, and the advice.
+
+    ``kinds`` are errors of libraries that mean the same, such as a full disk in safetensors.
+    """
+    try:
+        yield
+    except (OSError, *kinds) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{problem} ({reason}); {advice}") from error
 
 
 class Parser(argparse.ArgumentParser):

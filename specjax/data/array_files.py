@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax import files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 from specjax.types import LM
 
@@ -50,11 +50,8 @@ def write(
         f"{name}.safetensors": lambda path: save_file(arrays, path),
         f"{name}.json": json.dumps(manifest, indent=2) + "\n",
     }
-    try:
+    with on_disk(f"cannot write into {folder}", "choose another directory", SafetensorError):
         files.write_all(folder, contents)
-    except (OSError, SafetensorError) as error:  # the second: safetensors on a full disk
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot write into {folder}: {reason}; choose another directory") from None
 
 
 def read(
@@ -87,13 +84,10 @@ def read(
             f"build it with {build}"
         )
     file = folder / f"{name}.safetensors"
-    try:
-        arrays = load_file(file)
     # safetensors raises an AttributeError for a dtype that NumPy does not have.
-    except (OSError, SafetensorError, AttributeError) as error:
-        raise UserError(
-            f"{file} is missing or damaged ({error}); build it again with {build}"
-        ) from None
+    again = f"build it again with {build}"
+    with on_disk(f"{file} is missing or damaged", again, SafetensorError, AttributeError):
+        arrays = load_file(file)
     if {key: _checksum(value) for key, value in arrays.items()} != manifest["sha256"]:
         raise UserError(
             f"{file} does not fit {name}.json: it was damaged or replaced; "

@@ -19,7 +19,7 @@ import jax
 
 from specjax import __version__, files
 from specjax.data import jsonl, prompt_files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 
 NAME = "unfinished.jsonl"
@@ -121,16 +121,12 @@ class Progress:
 
     def put(self, name: str, value: Any) -> None:
         """Stores a JSON value. Raises UserError if the directory cannot be written."""
-        try:
+        with on_disk(f"cannot write {self._path}", "choose another --workdir"):
             if self._path is not None:
                 if not self._started:
                     self._start(self._path)
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"name": name, "value": value}) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self._path}: {error.strerror}; choose another --workdir"
-            ) from None
         self._done[name] = value
 
     def forget(self) -> None:

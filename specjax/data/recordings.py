@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from specjax import files
 from specjax.data import jsonl, prompt_files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 
 KEYS = ("prompt_ids", "prompt_token_ids"), ("output_ids", "generated_token_ids")
@@ -157,12 +157,8 @@ def record(
     for name, kind, prompt, output in zip(names, kinds, prompts, outputs, strict=True):
         line = {"id": name, "category": kind, "prompt_ids": list(map(int, prompt))}
         text += json.dumps(line | {"output_ids": list(map(int, output))}) + "\n"
-    try:
+    with on_disk(f"config.record: {path} cannot be written", "make room, or name another"):
         files.write_text(path, text)
-    except OSError as error:
-        raise UserError(
-            f"config.record: {path} cannot be written: {error.strerror}; make room, or name another"
-        ) from None
 
 
 def check_record(path: str | os.PathLike, workdir: Path | None = None, prompts: str = "") -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specjax import files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.types import Batch
 
 # Id 0 of the tokenizers made here: it starts every document, ends it, and pads.
@@ -107,15 +107,11 @@ def cached_tokens(tokenizer: Tokenizer, texts: Sequence[str], folder: str | Path
     tokens = tokenise(tokenizer, texts)
     if len(tokens) < _SMALLEST_STORED:
         return tokens
-    try:
+    problem = f"the tokens of the text cannot be stored in {folder}"
+    with on_disk(problem, "make room, or choose another --workdir"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(path) as fresh, open(fresh, "wb") as file:
             np.save(file, tokens)
-    except OSError as error:
-        raise UserError(
-            f"the tokens of the text cannot be stored in {folder}: {error.strerror or error}; make "
-            "room, or choose another --workdir"
-        ) from None
     return tokens
 
 

@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError, safe_open
 
 from specjax import files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models import lm, t5_config, tensor_files
 from specjax.models.families import FAMILIES, Family
 from specjax.models.hf_config import read_json
@@ -77,11 +77,9 @@ def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
     """The open safetensors or .gguf file; ``stack`` closes it. Raises UserError if damaged."""
     if gguf_file.is_gguf(file):
         return gguf_tensors.Tensors(file)
-    try:
+    with on_disk(f"{file} is damaged or incomplete", "copy it again", SafetensorError):
         opened = stack.enter_context(safe_open(str(file), framework="np"))
         return tensors.Safetensors(file, opened)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
 
 
 def has_tensor(path: Path, name: str) -> bool:

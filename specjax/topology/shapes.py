@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax import files
 from specjax.checks import whole
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 
 # The largest number of nodes: a mistake such as "64x64x64" must not fill the memory.
@@ -231,12 +231,8 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
     if "parents" in extra:
         raise UserError("the key parents holds the tree; give the extra key another name")
     text = json.dumps({"parents": list(topology.parents), **extra}) + "\n"
-    try:
+    with on_disk(f"tree file {path} cannot be written", "give a path that can be written"):
         Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"tree file {path}: {error.strerror or error}; give a path that can be written"
-        ) from None
 
 
 # Tries of candidate sequences: one tree of several token sequences with common prefixes.

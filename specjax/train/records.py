@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax import files, sharding
-from specjax.errors import UserError
+from specjax.errors import on_disk
 
 # What wall time is divided into, and how the summary of a run names it. "rewrite" is
 # ``Task.rewrite``, "step" is what remains. The first evaluation compiles its programs.
@@ -91,16 +91,9 @@ def _shares(
     return tokens / max(training, 1e-9), shares
 
 
-@contextlib.contextmanager
-def writing(problem: str) -> Iterator[None]:
+def writing(problem: str) -> contextlib.AbstractContextManager[None]:
     """Turns an error of the operating system into one line that begins with ``problem``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{problem} ({error.strerror or error}); the same command resumes from the last "
-            "checkpoint"
-        ) from error
+    return on_disk(problem, "the same command resumes from the last checkpoint")
 
 
 class Lines:

@@ -30,7 +30,7 @@ from specjax import cache as kv
 from specjax import checks, tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models import hf, lm, tensor_files
 from specjax.models.attention import Scores
 from specjax.models.hf import Loaded
@@ -626,11 +626,11 @@ def _read_weights(path: Path, config: SpireConfig) -> Any:
     file, size = path / _MEMORY_FILE, config.decoder.num_layers + 1
     if not file.is_file():
         raise UserError(f"{path} lacks {_MEMORY_FILE}; copy the directory again")
-    try:
-        with safe_open(str(file), framework="np") as opened:
-            weights = opened.get_tensor(MEMORY)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged or incomplete ({error}); copy it again") from None
+    with (
+        on_disk(f"{file} is damaged or incomplete", "copy it again", SafetensorError),
+        safe_open(str(file), framework="np") as opened,
+    ):
+        weights = opened.get_tensor(MEMORY)
     if weights.shape != (size,):
         raise UserError(
             f"{file}: {MEMORY} is {list(weights.shape)}, expected {[size]}; the weights do not "

@@ -12,7 +12,7 @@ import collections
 import contextlib
 import functools
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from specjax import files
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files.codec import OWN, Codec, Found, Layout, Place, Tensors, bind
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models import hf, hf_weights, tensor_files, torch_pickle
 from specjax.models.tensor_files import Tensor
 
@@ -123,7 +123,7 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
     Raises UserError: a directory without such heads; missing, unexpected or empty tensors, by name;
     sizes that differ.
     """
-    with _one_line(Path(directory), "read"):
+    with on_disk(f"{directory} cannot be read", "look after the disk", SafetensorError):
         codec, dtype = codecs.of(kind), hf.parameter_dtype(dtype)
         path = hf.resolve(directory, names=[TREE_FILE] if codec is None else codec.files)
         config = hf.read_json(path / "config.json") if (path / "config.json").exists() else {}
@@ -225,7 +225,7 @@ def _write(
     directory: str | os.PathLike, raw: dict, file: str, tensors: Mapping[str, Tensor]
 ) -> None:
     path = Path(directory).expanduser().resolve()
-    with _one_line(path, "written"):
+    with on_disk(f"{path} cannot be written", "name another directory", SafetensorError):
         _check_replaceable(path)
         if jax.process_index() > 0:
             tensor_files.write(None, tensors)
@@ -260,17 +260,6 @@ def _check_replaceable(path: Path) -> None:
     ours = OWN in config or config.get("model_type") == TREE or _kind_of_type(config)
     if path.is_file() or (any(path.glob("*")) and not ours):
         raise UserError(f"{path} exists and is no directory of heads; name a new one to save heads")
-
-
-@contextlib.contextmanager
-def _one_line(path: Path, action: str) -> Iterator[None]:
-    """Turns OSErrors, and the SafetensorError of a full disk, into a UserError of one line."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{path} cannot be {action} ({getattr(error, 'strerror', None) or error})"
-        ) from None
 
 
 def open_file(path: Path, codec: Codec, stack: contextlib.ExitStack) -> Tensors:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 
 _INSTALL = "pip install 'specjax[gguf]'"
 PLAIN = ("F32", "F16", "BF16")  # types that lose nothing
@@ -61,11 +61,9 @@ def read(path: Path) -> GgufFile:
     Raises UserError without the ``gguf`` library, and for a file that is missing, foreign, damaged,
     a part of several files, or big-endian.
     """
-    try:
+    with on_disk(f"{path} cannot be read", "give a readable file"):
         stat = path.stat()
         return _read(path, stat.st_size, stat.st_mtime_ns)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
 @functools.lru_cache(maxsize=2)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from specjax import drafters, files, registry, sharding
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.drafters.files import head_files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 from specjax.models import hf, lm
 from specjax.models.transformer_config import TransformerConfig
@@ -239,16 +239,9 @@ def write_data(
     return sharding.of_first(summary)
 
 
-@contextlib.contextmanager
-def writing(workdir: Path) -> Iterator[None]:
+def writing(workdir: Path) -> contextlib.AbstractContextManager[None]:
     """Turns an error of the operating system into one line about ``workdir``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {workdir}: {error.strerror or error}; "
-            "make room, or choose another --workdir"
-        ) from None
+    return on_disk(f"cannot write into {workdir}", "make room, or choose another --workdir")
 
 
 def check_savable(method: str, drafter: Drafter, params: Any) -> None:
