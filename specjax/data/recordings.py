@@ -112,10 +112,12 @@ def _trace(value: dict[str, Any] | None, vocab_size: int) -> Trace | str:
     if not isinstance(category, str | None):
         return f"category is {json.dumps(category)[:40]}; it must be a text or null"
     rounds = {}
-    for key in (each for each in value if each.startswith(METHOD)):
-        lengths = value[key].get("acc_len") if isinstance(value[key], dict) else None
+    for key, own in value.items():
+        if not key.startswith(METHOD) or not isinstance(own, dict) or "acc_len" not in own:
+            continue
+        lengths = own["acc_len"]
         if not isinstance(lengths, list) or any(type(n) is not int or n < 1 for n in lengths):
-            return f'{key} must be {{"acc_len": [...]}}, with the tokens of rounds, 1 or more'
+            return f"the acc_len of {key} must be a list of the tokens of rounds, 1 or more"
         rounds[key.removeprefix(METHOD)] = lengths
     prompt, output = (value[key] for key in given)
     return Trace(prompt, output, category, rounds)

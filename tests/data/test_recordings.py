@@ -95,8 +95,11 @@ def test_recordings_of_specdecode_bench(tmp_path):
     first, second = result.traces
     assert first[:3] == ([1, 2], [3, 1, 2, 4], None) and second.rounds == {}
     assert first.rounds == {"eagle": [3, 2, 1], "ngram": [1, 1, 1]}
-    for wrong in ([], {}, {"acc_len": [0]}, {"acc_len": [True]}, {"acc_len": 3}):
-        with pytest.raises(UserError, match="acc_eagle must be"):
+    # Another key of that beginning is ignored, like any other.
+    other = write(tmp_path / "o.jsonl", GOOD | {"acc_rate": 0.5, "acc_x": {}})
+    assert recordings.read(other).traces[0].rounds == {}
+    for wrong in ({"acc_len": [0]}, {"acc_len": [True]}, {"acc_len": 3}):
+        with pytest.raises(UserError, match="acc_len of acc_eagle must be"):
             recordings.read(write(tmp_path / "bad.jsonl", BENCH | {"acc_eagle": wrong}))
     without = {key: value for key, value in BENCH.items() if key != "generated_token_ids"}
     with pytest.raises(UserError, match="output_ids is missing"):
