@@ -93,11 +93,7 @@ def probe(
         NonFiniteLogits: of the target.
     """
     whole("new_tokens", new_tokens, 1)
-    codec = codecs.of(name)
-    if codec is None or not codec.open:
-        raise UserError(
-            f"the files of {name} leave no reading open; those that do: {', '.join(_open())}"
-        )
+    codec = _open_codec(name)
     dtype = keys.pop("dtype", None)
     head = model if isinstance(model, Head) else head_files.read(model, name, dtype=dtype)
     readings: dict[str, Reading | UserError] = {}
@@ -124,6 +120,15 @@ def probe(
     best = _search(tried, list(_options(codec, head.config, target, made)))
     possible = [each for each in readings.values() if isinstance(each, Reading)]
     return Probed(head._replace(config=head.config | best.changes), best, possible)
+
+
+def _open_codec(name: str) -> Codec:
+    """The codec of files that leave a reading open. Raises UserError."""
+    codec = codecs.of(name)
+    if codec is None or not codec.open:
+        those = ", ".join(each for each, codec in codecs.every().items() if codec.open)
+        raise UserError(f"the files of {name} leave no reading open; those that do: {those}")
+    return codec
 
 
 def _search(
@@ -192,11 +197,6 @@ def replaced(
 # (directory of the target, drafter, directory and configuration of heads) -> the changes of the
 # best reading.
 _BEST: dict[tuple[str, str, str], dict[str, Any]] = {}
-
-
-def _open() -> list[str]:
-    """The drafters whose files leave a reading open."""
-    return [name for name, codec in codecs.every().items() if codec.open]
 
 
 def _spelled(changes: dict[str, Any]) -> str:
