@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.common import BENCH_TIMES, options, possible, record, start, without_folder
+from experiments.common import BENCH_TIMES, checked, options, record, start, without_folder
 from experiments.papers import law, pairs, parts
 from specjax import accept, drafters, theory
 from specjax.accept import k_seq
@@ -189,7 +189,8 @@ def main(argv: Sequence[str]) -> None:
             raise SystemExit(f"several_drafts: {error}") from None
         facts = record(__file__, [without_folder(each) for each in argv], stopwatch)
         settings = {key: getattr(args, key) for key in ("new", "prompts", "texts", "batch")}
-        known["pairs"][name] = facts | {"settings": settings} | possible(found, BENCH_TIMES)
+        found = checked(found, stopwatch, BENCH_TIMES)
+        known["pairs"][name] = facts | {"settings": settings} | found
         write_json(args.out, known)
 
 

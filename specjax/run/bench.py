@@ -53,6 +53,9 @@ __all__ = ["NotLossless", "bench"]
 PROFILES = "profiles"
 
 
+NONE = "nothing: all are lossy, warm or nested"
+
+
 def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     """Measures every method against plain decoding; prints a table, writes results and report.
 
@@ -95,14 +98,14 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     except NonFiniteLogits:  # a resumed bench would fail again
         done.forget()
         raise
-    texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
     facts = provenance.target(target.params, name="", directory=target.directory)
     sharding.check_same("the target", {"hash": facts["weights_sha256"]})
     if not sharding.is_first():
         cells.check_lossless(measured.rows)
         return
-    own = {"command": command, "target": facts, "inputs_sha256": inputs}
-    cells.write(shared, workdir, measured, _answer_files(texts), others, **own)
+    about = {"command": command, "target": facts, "inputs_sha256": inputs}
+    texts = [text for cell, one in measured.passes for text in _answers(cell, one, target)]
+    cells.write(shared, workdir, measured, _answer_files(texts), others, **about)
     done.forget()
     for name, head in drafters.released(origin(target.directory).name.split("/")[-1]).items():
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
@@ -112,8 +115,9 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
             texts = [each.text for each in _kept(settings, target, measured, workdir)]
         except UserError as error:  # the results are there
             texts = [f"nothing: {error}"]
-        for text in texts or ["nothing: all are lossy, warm or nested"]:
-            console.print(Text(f"kept for drafter.name=auto: {text}"))
+        console.print(
+            *(Text(f"kept for drafter.name=auto: {x}") for x in texts or [NONE]), sep="\n"
+        )
 
 
 def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[str, Any]:

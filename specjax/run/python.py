@@ -86,17 +86,20 @@ def measure(
     proven, model = [_proof(each) for each in proof], methods_lib.model_of(target)
     facts = {"mode": "bench", "target": model.directory, "methods": list(methods), "proof": proof}
     settings = dataclasses.replace(settings, config_json=_text(settings, facts))
-    chosen = methods_lib.prompts_of(model, prompts)
     console = terminal.console() if show else Console(quiet=True)
     bench = cells.Bench(settings, console, progress.Progress(), proven, cells.Parts())
-    return _measured(bench, model, chosen, methods, Path(workdir).expanduser())
+    return _measured(bench, model, methods_lib.prompts_of(model, prompts), methods, workdir)
 
 
 def _measured(
-    bench: cells.Bench, model: Model, chosen: PromptSet, methods: Mapping[str, Given], workdir: Path
+    bench: cells.Bench,
+    model: Model,
+    chosen: PromptSet,
+    methods: Mapping[str, Given],
+    folder: str | os.PathLike,
 ) -> dict[str, Any]:
     """``measure``, with what it made of its arguments."""
-    settings = bench.settings
+    settings, workdir = bench.settings, Path(folder).expanduser()
     if not isinstance(methods, Mapping) or not methods:
         raise UserError("methods must be a mapping with at least one name -> (drafter, rule)")
     options = {"seed": settings.seed, "temperatures": settings.temperatures}

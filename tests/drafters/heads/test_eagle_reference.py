@@ -143,7 +143,7 @@ def error_of_training(label, drafter) -> float:
         if label == "p_eagle":
             texts = _masked_text.along(own, params, batch, DEPTH)
         else:
-            tapped = target.with_taps(own.taps) if own.taps else target
+            tapped = target.with_taps(own.shape.taps) if own.shape.taps else target
             texts = _rollout.along(own, tapped, params, batch, DEPTH)
         read = params.draft, params.target, batch, jax.random.key(0)
         return [logits for _, logits, _ in texts], drafter.training.loss(*read, **keys)[0]

@@ -32,13 +32,13 @@ from specjax.drafters.files.codec import (
     Leaves,
     Sizes,
     Tensors,
+    flag,
     linear,
 )
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
-from specjax.models.config_values import value_of
 from specjax.models.layers import in_float32, matmul
 from specjax.types import LM, Array, Drafter, Params
 
@@ -141,7 +141,7 @@ class _Files(Codec):
             for name, read in tensors.items()
             if not name.startswith(backbone)
         }
-        if value_of(config, "original_lm_head", bool, False, where):
+        if flag(where, config, "original_lm_head"):
             tensors = {k: read for k, read in tensors.items() if not re.match(r"lm_heads?\.", k)}
         if "token_map" in tensors and "lm_heads.0.weight" in tensors:
             mapped = tensors.pop("token_map")().shape[0]
