@@ -1,4 +1,4 @@
-"""Block drafters: DFlash, and after a colon dspark, jetspec, domino or dflare (2026).
+"""Block drafters: DFlash, and after a colon dflash2, dspark, jetspec, domino, dflare or xpress.
 
     python -m specjax.run --config=configs/block_head.py:dspark --workdir=runs/dspark \\
         --config.target=runs/target --config.data.dir=runs/target/data
@@ -10,7 +10,9 @@
 The sizes are for a small target: two layers, the published ones have five and taps of five layers
 of the target. Without a shape the draft is a sampled chain of the whole block. Trees from one list
 per depth (DDTree, JetSpec) need a network without a correction: dflash, jetspec or dflare. Minutes
-on two CPU cores for a small target. EAGLE-3 in one pass (P-EAGLE) is configs/p_eagle.py.
+on two CPU cores for a small target. EAGLE-3 in one pass (P-EAGLE) is configs/p_eagle.py. dflash2
+and xpress have the losses of the speculators library, with the text's token in the place of the
+target's preferred one in the cross-entropy (its ce_from_data).
 """
 
 from ml_collections import ConfigDict
@@ -33,6 +35,21 @@ METHODS = {
     "jetspec": ({"causal": True}, {"ce": 0.0, "teacher": 1.0}),
     "domino": ({"anchor": True, "correction": "gru"}, {"base": 1.0}),
     "dflare": ({"context": "mixed"}, {}),
+    "dflash2": (
+        {"conv": 2, "correction": "selector"},
+        {"ce": 0.0, "teacher": 1.0, "selector": 1.0},
+    ),
+    "xpress": (
+        {"correction": "refiner"},
+        {
+            "ce": 0.1,
+            "teacher": 0.9,
+            "divergence": "total_variation",
+            "uncorrected": 0.6,
+            "consistency": 0.3,
+            "passes": 3,
+        },
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 """The block network and its corrections in plain NumPy: one row, no cache, no jit.
 
 Written from DFlash (2602.06036, section 3), DFlare (2606.02091), DSpark (2607.05147, sections 3.2
-and 3.3) and Domino (2605.29707). The taps of a whole text are fed for every block.
+and 3.3), Domino (2605.29707), DFlash 2 (inco.ai/blog/dflash2) and xPress (2608.02438). The taps of
+a whole text are fed for every block.
 
 The text has n tokens. The target's hidden states of the first n - 1, at the positions 0 to n - 2,
 are the context. The block is the pending token at position n - 1 and masks behind it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from eagle_reference import feed_forward, linear, rms
+from eagle_reference import linear, rms
 from falcon_reference import sigmoid
 from head_cases import silu, softmax
 
@@ -30,6 +31,7 @@ class BlockNet(NamedTuple):
     windows: tuple[int | None, ...] = ()
     mask_id: int | None = None
     plain: int = 0
+    candidates: int = 0
     ids: tuple[int, ...] | None = None  # the draft vocabulary
     eps: float = 1e-6
     theta: float = 10000.0
@@ -40,6 +42,8 @@ class Drafted(NamedTuple):
 
     logits: np.ndarray  # f64[K,V], -inf outside of the draft vocabulary
     confidence: np.ndarray | None  # f64[K] before the sigmoid
+    block: np.ndarray  # f64[K,V] before the correction
+    every: np.ndarray  # f64[K,V] of a selector, of all tokens as if they were candidates
 
 
 def rotated(x, positions, theta):
@@ -77,6 +81,43 @@ def keys_and_values(net: BlockNet, layer, x, positions, of_context: bool):
     return rotated(k, positions, net.theta), v
 
 
+def convolutions(part, x):
+    """The functions before and after a part of a layer that reads x [F,D]."""
+    _, taps, width = part["base"].shape
+    change = linear(x, part["project"]).reshape(len(x), 2, taps, -1)
+    group = width // change.shape[-1]
+
+    def convolution(side):
+        def apply(values):
+            out = np.zeros_like(values)
+            for place in range(len(values)):
+                for channel in range(width):
+                    for tap in range(min(taps, place + 1)):
+                        kernel = part["base"][side, tap, channel]
+                        kernel = kernel + change[place, side, tap, channel // group]
+                        out[place, channel] += kernel * values[place - tap, channel]
+            return out
+
+        return apply
+
+    return convolution(0), convolution(1)
+
+
+def feed_forward(net: BlockNet, layer, x):
+    """[F,D]: x with the result of the feed-forward part."""
+    read, mlp = rms(x, layer["mlp_norm"]["scale"], net.eps), layer["mlp"]
+    before, after = same, same
+    if "mlp_conv" in layer:
+        before, after = convolutions(layer["mlp_conv"], read)
+    read = before(read)
+    inner = silu(linear(read, mlp["gate"])) * linear(read, mlp["up"])
+    return x + after(linear(inner, mlp["down"]))
+
+
+def same(x):
+    return x
+
+
 def attention(net: BlockNet, index: int, x, context):
     """[F,D]: the places of the block, whose states are x [F,D], read the context and each other."""
     layer = net.params["layers"][str(index)]
@@ -84,6 +125,10 @@ def attention(net: BlockNet, index: int, x, context):
     window = net.windows[index] if net.windows else None
     positions = before + np.arange(size)
     normed = rms(x, layer["attention_norm"]["scale"], net.eps)
+    convolved, after = same, same
+    if "attention_conv" in layer:
+        convolved, after = convolutions(layer["attention_conv"], normed)
+    normed = convolved(normed)
     q = linear(normed, part["q"]).reshape(size, -1, net.head_dim)
     if "q_norm" in part:
         q = rms(q, part["q_norm"]["scale"], net.eps)
@@ -103,11 +148,11 @@ def attention(net: BlockNet, index: int, x, context):
         for head in range(q.shape[1]):
             scores = k[read, head // group] @ q[place, head] / np.sqrt(net.head_dim)
             out[place, head] = softmax(scores) @ v[read, head // group]
-    return linear(out.reshape(size, -1), part["o"])
+    return after(linear(out.reshape(size, -1), part["o"]))
 
 
 def outputs(net: BlockNet, taps, pending: int):
-    """[K,D]: the outputs at the places that predict the tokens of a draft."""
+    """[F,D]: the outputs at all places of a block."""
     params, places = net.params, net.tokens + (not net.anchor)
     table = params["embed"]["embedding"] if "embed" in params else net.embedding
     mask = params["mask"] if net.mask_id is None else table[net.mask_id]
@@ -115,8 +160,7 @@ def outputs(net: BlockNet, taps, pending: int):
     for index, context in enumerate(contexts(net, taps)):
         x = x + attention(net, index, x, context)
         x = feed_forward(net, params["layers"][str(index)], x)
-    x = rms(x, params["norm"]["scale"], net.eps)
-    return x if net.anchor else x[1:]
+    return rms(x, params["norm"]["scale"], net.eps)
 
 
 def gru(own, state, x):
@@ -138,17 +182,50 @@ def markov(own, state, row, hidden):
     return linear(row, own["out"]), state
 
 
-def draft(net: BlockNet, taps, pending: int, tokens) -> Drafted:
-    """All depths of a draft of these ``tokens``; ``taps`` [n-1,n,D] are of the text."""
-    params, logits, sure = net.params, [], []
+def refined(own, places, tokens, place: int):
+    """What xPress adds to the logits at a place; ``tokens`` are those before each of ``places``."""
+    mean = places.mean(0) @ own["mean"]["kernel"]
+    parts = [
+        np.concatenate([linear(places[j], own["hidden"]), mean, own["table"][tokens[j]]])
+        @ own["in"]["kernel"]
+        for j in range(place + 1)
+    ]
+    mixed = sum(own["mix"][:, place, j] * part for j, part in enumerate(parts))
+    x = parts[place] + mixed
+    inner = silu(linear(x, own["gate"])) * linear(x, own["up"])
+    return linear(x + linear(inner, own["down"]), own["readout"])
+
+
+def selected(net: BlockNet, token: int, hidden, logits):
+    """(logits of the candidates, -inf of others; of all as if they were candidates) of DFlash 2."""
+    own = net.params["selector"]
+    every = logits + own["after"] @ (own["before"][token] * linear(hidden, own["hidden"]))
+    best = np.argsort(-logits, kind="stable")[: net.candidates]
+    return np.where(np.isin(np.arange(len(logits)), best), every, -np.inf), every
+
+
+def draft(net: BlockNet, taps, earlier: int, pending: int, tokens) -> Drafted:
+    """All depths of a draft of these ``tokens``; ``taps`` [n-1,n,D] are of the text.
+
+    ``earlier`` is the text's token before the pending one.
+    """
+    params, logits, sure, block, edges = net.params, [], [], [], []
     table = params["embed"]["embedding"] if "embed" in params else net.embedding
     state = np.zeros(len(params["gru"]["u"])) if "gru" in params else None
     if "joint" in params.get("markov", {}):
         state = np.zeros(params["markov"]["table"].shape[1])
     before = [pending, *tokens]
-    for depth, hidden in enumerate(outputs(net, taps, pending)):
+    places, first = outputs(net, taps, pending), int(not net.anchor)
+    for depth, hidden in enumerate(places[first:]):
         own = linear(hidden, params["head"]) if "head" in params else hidden @ net.unembed
         read, token = hidden, before[depth]
+        block.append(own)
+        if "selector" in params:
+            own, every = selected(net, token, hidden, own)
+            edges.append(every)
+        if "refiner" in params:
+            fed = before if net.anchor else [earlier, *before]
+            own = own + refined(params["refiner"], places, fed, depth + first)
         if "markov" in params:
             row = params["markov"]["table"][token]
             change, state = markov(params["markov"], state, row, hidden)
@@ -162,4 +239,6 @@ def draft(net: BlockNet, taps, pending: int, tokens) -> Drafted:
         every = np.full(len(net.embedding), -np.inf)
         every[list(net.ids or range(len(every)))] = own
         logits.append(every)
-    return Drafted(np.array(logits), np.array(sure) if sure else None)
+    return Drafted(
+        np.array(logits), np.array(sure) if sure else None, np.array(block), np.array(edges)
+    )

@@ -174,7 +174,7 @@ MEASURED = {
 }
 # Label of a row -> the drafter, where it is a training or a network of one.
 _OTHERS = {"forward_kl": "draft_model", "hass": "eagle", "p_eagle": "eagle3"} | dict.fromkeys(
-    ("dflare", "dflash", "domino", "dspark", "jetspec"), "block_head"
+    ("dflare", "dflash", "dflash2", "domino", "dspark", "jetspec", "xpress"), "block_head"
 )
 
 

@@ -53,9 +53,6 @@ __all__ = ["NotLossless", "bench"]
 PROFILES = "profiles"
 
 
-NONE = "nothing: all are lossy, warm or nested"
-
-
 def bench(settings: Settings, workdir: Path, command: str | None) -> None:
     """Measures every method against plain decoding; prints a table, writes results and report.
 
@@ -111,13 +108,7 @@ def bench(settings: Settings, workdir: Path, command: str | None) -> None:
         console.print(Text(f"a trained drafter exists for this target: {name}, {head}"))
     cells.check_lossless(measured.rows)
     if settings.keep:
-        try:
-            texts = [each.text for each in _kept(settings, target, measured, workdir)]
-        except UserError as error:  # the results are there
-            texts = [f"nothing: {error}"]
-        console.print(
-            *(Text(f"kept for drafter.name=auto: {x}") for x in texts or [NONE]), sep="\n"
-        )
+        _keep(shared, target, measured, workdir)
 
 
 def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[str, Any]:
@@ -155,6 +146,18 @@ def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[s
 def _size(job: passes.Job) -> tuple[int, int]:
     """The rows, and the tokens of the longest text."""
     return job.batch_size, job.width + job.max_new_tokens
+
+
+def _keep(
+    shared: cells.Bench, target: hf.Loaded, measured: cells.Results, workdir: Path
+) -> None:
+    """Keeps the fastest methods, and says which; the results are there if that fails."""
+    try:
+        texts = [each.text for each in _kept(shared.settings, target, measured, workdir)]
+    except UserError as error:
+        texts = [f"nothing: {error}"]
+    for text in texts or ["nothing: all are lossy, warm or nested"]:
+        shared.console.print(Text(f"kept for drafter.name=auto: {text}"))
 
 
 def _kept(

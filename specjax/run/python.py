@@ -86,8 +86,8 @@ def measure(
     proven, model = [_proof(each) for each in proof], methods_lib.model_of(target)
     facts = {"mode": "bench", "target": model.directory, "methods": list(methods), "proof": proof}
     settings = dataclasses.replace(settings, config_json=_text(settings, facts))
-    console = terminal.console() if show else Console(quiet=True)
-    bench = cells.Bench(settings, console, progress.Progress(), proven, cells.Parts())
+    own = terminal.console() if show else Console(quiet=True), progress.Progress()
+    bench = cells.Bench(settings, *own, proven, cells.Parts())
     return _measured(bench, model, methods_lib.prompts_of(model, prompts), methods, workdir)
 
 

@@ -34,7 +34,16 @@ def arrays_of_numpy(monkeypatch):
 TAPS = [1, 4, 6]  # the default of 10 layers
 
 
-def block(markov=False, gru=False, mask=False, head=False, **options):
+def block(
+    markov=False,
+    gru=False,
+    mask=False,
+    head=False,
+    conv=False,
+    selector=False,
+    refiner=False,
+    **options,
+):
     """The shapes of a block drafter."""
     options = {"qk_norm": True} | options
     shapes = {
@@ -48,6 +57,17 @@ def block(markov=False, gru=False, mask=False, head=False, **options):
     if gru:
         shapes["gru"] = {"w": (D, 3 * R), "u": (R, 3 * R)}
         shapes["prefix"] = {"in": {"kernel": (D + R, R)}, "out": {"kernel": (R, V)}}
+    if conv:
+        # Two taps, groups of two channels.
+        own = {"base": (2, 2, D), "project": {"kernel": (D, 2 * 2 * D // 2)}}
+        shapes["layers"]["0"] |= {"attention_conv": own, "mlp_conv": own}
+    if selector:
+        shapes["selector"] = {"before": (V, R), "after": (V, R), "hidden": {"kernel": (D, R)}}
+    if refiner:
+        maps = {"hidden": (D, R), "mean": (D, R), "in": (3 * R, R), "readout": (R, V)}
+        maps |= {"gate": (R, 3 * R), "up": (R, 3 * R), "down": (3 * R, R)}
+        shapes["refiner"] = {name: {"kernel": size} for name, size in maps.items()}
+        shapes["refiner"] |= {"table": (V, R), "mix": (R, 5, 5)}
     if mask:
         shapes["mask"] = (D,)
     return shapes | ({"head": {"kernel": (D, W)}} if head else {})
@@ -100,6 +120,9 @@ HEADS = {
     "dspark": ("block_head", block(markov=True), BLOCK | {"sample_from_anchor": True}),
     "dspark of masks": ("block_head", block(markov=True), BLOCK),
     "domino": ("block_head", block(gru=True), BLOCK | {"pure_draft_prefix_len": 1}),
+    "dflash2": ("block_head", block(conv=True, selector=True), BLOCK | {"selector_top_k": 3}),
+    "xpress": ("block_head", block(refiner=True), BLOCK),
+    "convolutions alone": ("block_head", block(conv=True), BLOCK),
     "mtp": ("mtp_module", module(bias=True), RAW),
     "mtp of normed states": ("mtp_module", module(bias=True), RAW | {"hidden": "normed"}),
     "mtp of Llama": ("mtp_module", module(bias=False), RAW),
@@ -159,6 +182,52 @@ def test_block_drafters(tmp_path, name, layout):
         assert config["architectures"] == ["DFlashDraftModel"]
         nested = config["dflash_config"]
         assert (nested["target_layer_ids"], nested["mask_token_id"]) == ([1, 3, 4], 2)
+
+
+# Name -> keys of config.json, some names of tensors.
+ADDED = {
+    "dflash2": (
+        {"conv_kernel_size": 2, "conv_group_size": 2, "selector_rank": R, "selector_top_k": 3},
+        (
+            *("layers.0.attention_conv.base_kernel", "candidate_selector.successor_codebook"),
+            *("layers.0.mlp_conv.kernel_projection.weight", "candidate_selector.hidden_projection"),
+        ),
+    ),
+    "xpress": (
+        {"xpress_rank": R, "xpress_mlp_ratio": 3, "num_jacobi_passes": 6},
+        ("refiner_head.mix_l", "refiner_head.readout.weight", "refiner_head.in_proj.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_convolutions_selectors_and_refiners(tmp_path, name):
+    keys, names = ADDED[name]
+    config, tensors = write(tmp_path / "a", name, "speculators")
+    assert keys.items() <= config.items() and config["speculators_model_type"] == name
+    assert all(any(each.startswith(own) for each in tensors) for own in names)
+    back = head_files.read(tmp_path / "a", "block_head")
+    assert_same(back.params, fill(HEADS[name][1]))
+    assert back.config["target_layer_ids"] == [1, 3, 4]
+    if name == "dflash2":
+        assert tensors[names[0]].shape == (2, 2, D) and back.config["selector_top_k"] == 3
+        nested, _ = write(tmp_path / "b", name, "dflash")
+        assert nested["architectures"] == ["DFlash2DraftModel"]
+        assert keys.items() <= nested["dflash_config"].items()
+        assert_same(head_files.read(tmp_path / "b", "block_head").params, fill(HEADS[name][1]))
+    for layout in ("specforge", "deepspec"):
+        with pytest.raises(UserError, match=f"the layout {layout} has no place for "):
+            write(tmp_path / layout, name, layout)
+    wrong = {key: value + 1 for key, value in keys.items() if key.endswith(("rank", "size"))}
+    for more, match in (
+        *(({key: value}, f"{key} is {value}, and the tensors") for key, value in wrong.items()),
+        ({"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported; supported: 1"),
+    ):
+        (tmp_path / "a" / "config.json").write_text(json.dumps(config | more))
+        with pytest.raises(UserError, match=match):
+            head_files.read(tmp_path / "a", "block_head")
+    with pytest.raises(UserError, match="a selector only"):
+        write(tmp_path / "c", "convolutions alone", "speculators")
 
 
 def test_sliding_layers_state_that_a_block_is_not_causal(tmp_path):

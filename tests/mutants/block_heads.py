@@ -95,10 +95,10 @@ def _causal(right, cache, size, layout):
 
 
 def _place_before_the_mask(right, net, params, pending, tokens, *rest):
+    outputs = right(net, params, pending, tokens, *rest)
     if net.shape.anchor:
-        return right(net, params, pending, tokens, *rest)
-    anchored = net._replace(shape=dataclasses.replace(net.shape, anchor=True))
-    return right(anchored, params, pending, tokens + 1, *rest)[:, :-1]
+        return outputs
+    return jnp.concatenate([outputs[:, :1], outputs[:, :-1]], 1)
 
 
 def _short_window(right, net, *rest):
@@ -156,6 +156,93 @@ def _confidence_of_another_token(right, shape, embed, params, state, given):
         return after
     other = given._replace(tokens=(given.tokens + 1) % shape.vocab)
     return after._replace(confidence=right(shape, embed, params, state, other).confidence)
+
+
+# DFlash 2 -------------------------------------------------------------------------------------
+
+
+def _later_places(right, x, kernels):
+    return right(x[:, ::-1], kernels[:, ::-1])[:, ::-1]
+
+
+def _around_the_block(right, x, kernels):
+    rolled = [jnp.roll(x, tap, 1) * kernels[:, :, tap] for tap in range(kernels.shape[2])]
+    return sum(rolled[1:], rolled[0])
+
+
+def _not_the_pending_place(right, x, kernels):
+    kernels = kernels.at[:, 1, 1:].set(0) if kernels.shape[2] > 1 else kernels
+    return right(x, kernels)
+
+
+def _taps_swapped(right, x, kernels):
+    return right(x, kernels[:, :, ::-1])
+
+
+def _sides_swapped(right, convolutions, x):
+    return right(convolutions, x)[::-1]
+
+
+def _groups_one_off(right, convolutions, x):
+    base = convolutions.base[...][:, None, None]
+    return base + jnp.roll(right(convolutions, x) - base, convolutions.group, -1)
+
+
+def _fewer_candidates(right, shape, *rest):
+    return right(dataclasses.replace(shape, candidates=max(shape.candidates - 1, 0)), *rest)
+
+
+def _others_with_their_logits(right, shape, embed, params, state, given):
+    after = right(shape, embed, params, state, given)
+    if not shape.candidates:
+        return after
+    others = jnp.isneginf(after.logits)
+    return after._replace(logits=jnp.where(others, given.logits, after.logits))
+
+
+def _token_0_before_all(right, shape, own, given):
+    return right(shape, own, given._replace(tokens=jnp.zeros_like(given.tokens)))
+
+
+def _changes_alone(right, own, factor, logits, ids):
+    return right(own, factor, jnp.zeros_like(logits), ids)
+
+
+# xPress ---------------------------------------------------------------------------------------
+
+
+def _mixture_transposed(right, shape, own, state, given):
+    return right(shape, own | {"mix": jnp.swapaxes(own["mix"], 1, 2)}, state, given)
+
+
+def _mixture_of_the_place_alone(right, shape, own, state, given):
+    # The row of the mean stays.
+    return right(shape, own, state.at[..., : -shape.rank].set(0), given)
+
+
+def _one_place_early(right, shape, own, state, given):
+    return right(shape, own, state, given._replace(depth=given.depth - 1))
+
+
+def _mean_without_the_pending_place(right, shape, params, state, outputs, token):
+    first, masks = outputs[..., :1, :], outputs[..., 1:, :]
+    # Masks whose mean with the first place is the mean of the masks.
+    size = masks.shape[-2]
+    mean = ((size + 1) * masks.mean(-2, keepdims=True) - first) / size
+    outputs = jnp.concatenate([first, jnp.broadcast_to(mean, masks.shape)], -2)
+    return right(shape, params, state, outputs, token)
+
+
+def _another_token_before(right, shape, params, state, outputs, token):
+    return right(shape, params, state, outputs, (token + 1) % shape.vocab)
+
+
+def _token_rows_of_the_next_token(right, shape, own, mean, tokens, hidden):
+    return right(shape, own, mean, (tokens + 1) % shape.vocab, hidden)
+
+
+def _own_tokens_are_zeros(right, net, drafts):
+    return [jnp.zeros_like(each) for each in right(net, drafts)]
 
 
 # Drafting -------------------------------------------------------------------------------------
@@ -222,9 +309,9 @@ def _sees_the_pending_taps(right, net, params, text, starts, pending, places, to
     return _later(right, -1, net, params, text, starts, pending, later, tokens)
 
 
-def _correction_of_the_token_before(right, net, params, out, batch, hidden, places=None):
+def _correction_of_the_token_before(right, net, params, out, batch, *rest):
     earlier = jnp.concatenate([batch.tokens[:, :1], batch.tokens[:, :-1]], 1)
-    drafts = right(net, params, out, batch.replace(tokens=earlier), hidden, places)
+    drafts = right(net, params, out, batch.replace(tokens=earlier), *rest)
     return drafts._replace(batch=batch)
 
 
@@ -346,6 +433,106 @@ CORRECTIONS = (
         instead(_corrections, "step", _confidence_of_another_token),
     ),
 )
+DFLASH2 = (
+    Patched(
+        "later_places",
+        "the convolutions read the places behind, not those before",
+        "dflash2",
+        instead(_network, "_convolved", _later_places),
+    ),
+    Patched(
+        "around_the_block",
+        "the convolution of the pending token's place reads the last place",
+        "dflash2",
+        instead(_network, "_convolved", _around_the_block),
+    ),
+    Patched(
+        "not_the_pending_place",
+        "the convolution of the first mask does not read the pending token's place",
+        "dflash2",
+        instead(_network, "_convolved", _not_the_pending_place),
+    ),
+    Patched(
+        "convolution_taps_swapped",
+        "a place and the one before it have each other's kernels",
+        "dflash2",
+        instead(_network, "_convolved", _taps_swapped),
+    ),
+    Patched(
+        "sides_swapped",
+        "the convolutions before and after a part have each other's kernels",
+        "dflash2",
+        instead(_network._Convolutions, "__call__", _sides_swapped),
+    ),
+    Patched(
+        "groups_one_off",
+        "the changes of the kernels are those of the next group of channels",
+        "dflash2",
+        instead(_network._Convolutions, "__call__", _groups_one_off),
+    ),
+    Patched(
+        "fewer_candidates",
+        "the selector chooses from one token fewer",
+        "dflash2",
+        instead(_corrections, "step", _fewer_candidates),
+    ),
+    Patched(
+        "others_with_their_logits",
+        "tokens that are no candidates keep their probabilities",
+        "dflash2",
+        instead(_corrections, "step", _others_with_their_logits),
+    ),
+    Patched(
+        "token_0_before_all",
+        "the selector reads the row of token 0 at all depths",
+        "dflash2",
+        instead(_corrections, "selector_factor", _token_0_before_all),
+    ),
+    Patched(
+        "changes_alone",
+        "the logits of the block are used to find candidates only",
+        "dflash2",
+        instead(_corrections, "selector_scores", _changes_alone),
+    ),
+)
+XPRESS = (
+    Patched(
+        "mixture_transposed",
+        "a place is mixed with the weights of the places that read it",
+        "xpress",
+        instead(_corrections, "_refined", _mixture_transposed),
+    ),
+    Patched(
+        "mixture_of_the_place_alone",
+        "a place does not read the places before it",
+        "xpress",
+        instead(_corrections, "_refined", _mixture_of_the_place_alone),
+    ),
+    Patched(
+        "one_place_early",
+        "the mixture takes each place for the one before",
+        "xpress",
+        instead(_corrections, "_refined", _one_place_early),
+    ),
+    Patched(
+        "mean_without_the_pending_place",
+        "the mean is that of the masks",
+        "xpress",
+        instead(_corrections, "begin", _mean_without_the_pending_place),
+    ),
+    Patched(
+        "another_token_before",
+        "the pending token's place reads the next token of the vocabulary",
+        "xpress",
+        instead(_corrections, "begin", _another_token_before),
+    ),
+    Patched(
+        "token_rows_of_the_next_token",
+        "a place reads the row of the next token of the vocabulary",
+        "xpress",
+        instead(_corrections, "_refiner_input", _token_rows_of_the_next_token),
+    ),
+)
 DRAFTING = (
     Patched(
         "context_late_after_the_first_round",
@@ -403,8 +590,26 @@ TRAINING = (
         "dspark",
         instead(_block, "_drafts", _correction_of_the_token_before),
     ),
+    Patched(
+        "second_block_late_with_convolutions",
+        "the second block of a row is one position too late",
+        "dflash2",
+        instead(_network, "along", _second_block_late),
+    ),
+    Patched(
+        "second_block_late_with_a_refiner",
+        "the second block of a row is one position too late",
+        "xpress",
+        instead(_network, "along", _second_block_late),
+    ),
+    Patched(
+        "own_tokens_are_zeros",
+        "drafts after their own tokens are trained after token 0",
+        "xpress",
+        instead(_block, "_preferred", _own_tokens_are_zeros),
+    ),
     of_family(patches.DECAY_IN_REVERSE, "dflash"),
     of_family(patches.LABELS_OF_ANOTHER_DOCUMENT, "dflash"),
     of_family(patches.TEACHER_ONE_LATER, "dflash"),
 )
-MISTAKES = (*NETWORK, *CORRECTIONS, *DRAFTING, *TRAINING)
+MISTAKES = (*NETWORK, *CORRECTIONS, *DFLASH2, *XPRESS, *DRAFTING, *TRAINING)

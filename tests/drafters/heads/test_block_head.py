@@ -51,6 +51,30 @@ MATRIX = {
         {"causal": True, "tree": "best_parents", "nodes": 4, "top_k": 2},
         (),
     ),
+    "block_head selector": (
+        "block_head",
+        {
+            "block": 3,
+            "conv": 2,
+            "conv_group": 1,
+            "correction": "selector",
+            "rank": 4,
+            "candidates": 2,
+        },
+        ("chain",),
+    ),
+    "block_head refiner": (
+        "block_head",
+        {
+            "block": 2,
+            "anchor": True,
+            "correction": "refiner",
+            "rank": 4,
+            "tree": "2x1",
+            "siblings": "without_replacement",
+        },
+        (),
+    ),
 }
 
 VOCAB = 16
@@ -69,6 +93,16 @@ METHODS = {
     "jetspec": {"block": 4, "causal": True},
     "domino": {"block": 3, "anchor": True, "correction": "gru", "rank": 4, "state": 6},
     "dflare": {"block": 4, "layers": 2, "context": "mixed", "taps": "0,2,3"},
+    "dflash2": {
+        "block": 4,
+        "layers": 2,
+        "conv": 2,
+        "conv_group": 8,
+        "correction": "selector",
+        "rank": 4,
+        "candidates": 4,
+    },
+    "xpress": {"block": 4, "correction": "refiner", "rank": 4, "mask_id": 5},
 }
 QUICK = ("dflash", "domino")
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [3, 3]]
@@ -211,7 +245,7 @@ def test_inside_a_block():
             _block_network.draft(net_of(drafter), params, jnp.asarray([3]), size, cache)
             for size in (3, 2)
         )
-        assert (np.abs(np.asarray(long[:, :2] - short)).max() < 1e-5) == causal
+        assert (np.abs(np.asarray(long[:, :3] - short)).max() < 1e-5) == causal
 
 
 def test_gru_is_that_of_pytorch():
@@ -269,6 +303,27 @@ LAWS = {
         "deterministic",
     ),
     "best first": ({"block": 3, "tree": "best_first", "nodes": 4}, "traversal"),
+    "selector chain": (
+        {
+            "block": 3,
+            "conv": 2,
+            "conv_group": 1,
+            "correction": "selector",
+            "rank": 3,
+            "candidates": 2,
+        },
+        "chain",
+    ),
+    "refiner tree": (
+        {
+            "block": 3,
+            "correction": "refiner",
+            "rank": 3,
+            "tree": "2x1",
+            "siblings": "without_replacement",
+        },
+        "recursive",
+    ),
 }
 
 
@@ -298,7 +353,8 @@ def uncorrected(drafter):
     def propose(params, row_keys, context, state):
         draft, new = drafter.propose(params, row_keys, context, state)
         size = drafter.longest
-        hidden = _block_network.draft(net, params, context.pending, size, state.kept)
+        outputs = _block_network.draft(net, params, context.pending, size, state.kept)
+        hidden = outputs[:, net.shape.first :]
         logits = heads_network.logits(net.ends, params, hidden)
         return draft.replace(probs=sampling.to_probs(logits, context.sampling)), new
 
@@ -413,6 +469,8 @@ def test_files_round_trip(method, tmp_path):
     keys = METHODS[method] | ({"taps": "0,1"} if "taps" in METHODS[method] else {})
     if "mask_id" in keys:
         keys = keys | {"mask_id": 2}
+    if "conv" in keys:
+        keys = keys | {"conv_group": 1}  # of a width of 5
     head_cases.assert_files_round_trip("block_head", tmp_path / "head", **keys)
 
 
@@ -653,6 +711,10 @@ def test_sliding_layers_alone_may_be_causal():
         ),
         ({"window": 4}, "the only layer has none"),
         ({"taps": "9"}, "block_head reads the layers"),
+        ({"candidates": 4}, "candidates is 4 and has no effect on the correction 'none'"),
+        ({"correction": "selector", "expansion": 4}, "expansion is 4 and has no effect"),
+        ({"conv_group": 4}, "conv_group is 4 and conv is 0, so it has no effect"),
+        ({"conv": 2}, "conv_group is 16; it must divide the width, 5"),
         (
             {"correction": "markov", "tree": "best_first"},
             "block_head reads the tokens of its draft",
@@ -675,6 +737,13 @@ def test_errors_of_the_loss_and_of_missing_networks():
     batch = Batch(jnp.zeros((1, 8), jnp.int32))
     with pytest.raises(UserError, match="loss.base is 0.5, and the network has no correction"):
         drafter.training.loss({}, {}, batch, None, base=0.5)
+    with pytest.raises(UserError, match="loss.consistency is 0.5, and the network has no corr"):
+        drafter.training.loss({}, {}, batch, None, consistency=0.5)
+    with pytest.raises(UserError, match="loss.selector is 0.5 and has no effect on the correction"):
+        drafter.training.loss({}, {}, batch, None, selector=0.5)
+    selector = drafters.make("block_head", target, correction="selector")
+    with pytest.raises(UserError, match="loss.uncorrected is 0.6, and the network has a selector"):
+        selector.training.loss({}, {}, batch, None, uncorrected=0.6)
     with pytest.raises(UserError, match="the network has no confidence"):
         drafter.training.loss({}, {}, batch, None, confidence=1.0)
     with pytest.raises(UserError, match="loss.ce and loss.teacher are both 0"):

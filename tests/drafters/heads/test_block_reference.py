@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import reference_cases as shared
+from eagle_reference import log_softmax
 from internals import heads_block as _block
 from internals import network_of
 from marks import by_default
@@ -39,9 +40,29 @@ METHODS = {
         "qk_norm": True,
         **GROUPED,
     },
+    "dflash2": {
+        "block": 4,
+        "layers": 2,
+        "conv": 2,
+        "conv_group": 8,
+        "correction": "selector",
+        "rank": 4,
+        "candidates": 5,
+        "taps": "0,2",
+    },
+    "xpress": {"block": 4, "correction": "refiner", "rank": 4, "mask_id": 5},
+    "xpress anchored": {"correction": "refiner", "taps": "3", "expansion": 1, **ANCHORED},
+}
+# Method -> further keys of the loss.
+LOSSES = {
+    "dspark": {"confidence": 1.0},
+    "rnn": {"confidence": 1.0},
+    "dflash2": {"selector": 0.8},
+    "xpress": {"uncorrected": 0.6, "consistency": 0.3, "passes": 2},
+    "xpress anchored": {"consistency": 0.3, "passes": 1},
 }
 # Their drafts are compared by default; the others draft with the same functions.
-DRAFTED = ("dflash", "domino")
+DRAFTED = ("dflash", "domino", "dflash2", "xpress")
 
 
 @functools.cache
@@ -73,6 +94,7 @@ def plain_of(method) -> reference.BlockNet:
         windows=(*(keys.get("window"),) * (layers - 1), None),
         mask_id=keys.get("mask_id"),
         plain=1 if keys.get("correction") == "gru" else 0,
+        candidates=keys.get("candidates", 0),
     )
 
 
@@ -80,7 +102,7 @@ def expected(method, text, path) -> reference.Drafted:
     """The draft after a text, of which ``path`` are the first tokens."""
     net, taps = plain_of(method), [int(tap) for tap in METHODS[method].get("taps", "2").split(",")]
     context, tokens = shared.target_along(text).taps[:-1, taps], [*path, *[0] * net.tokens]
-    return reference.draft(net, context, text[-1], tokens[: net.tokens])
+    return reference.draft(net, context, *text[-2:], tokens[: net.tokens])
 
 
 def error_of_drafts(method, drafter) -> float:
@@ -89,10 +111,38 @@ def error_of_drafts(method, drafter) -> float:
     )
 
 
+def term(method, weights, each) -> float:
+    """The loss of one label with these weights beside ``shared.WEIGHTS``."""
+    path, text, depth = each.where.rest[: each.depth], each.where.text, each.depth
+    drafted, decay = expected(method, text, path), 0.5**each.depth
+
+    def of(logits) -> float:
+        return shared.depth_term(each._replace(draft=log_softmax(logits)))
+
+    if "selector" in weights:
+        block, best = drafted.block[depth], each.teacher.argmax()
+        ids = np.argsort(-block, kind="stable")[: METHODS[method]["candidates"]]
+        ids[-1] = ids[-1] if best in ids else best
+        wrong = -log_softmax(drafted.every[depth][ids])[list(ids).index(best)]
+        return of(block) + decay * weights["selector"] * wrong
+    total = of(drafted.logits[depth])
+    if "confidence" in weights:
+        # The cross-entropy with the probability that the target accepts.
+        alpha, sure = np.minimum(np.exp(each.target), np.exp(each.draft)).sum(), drafted.confidence
+        total += decay * (np.log1p(np.exp(sure[depth])) - alpha * sure[depth])
+    total += weights.get("uncorrected", 0) * of(drafted.block[depth])
+    preferred = drafted.block.argmax(-1)
+    for _ in range(weights.get("passes", 0)):
+        own = expected(method, text, preferred).logits
+        preferred = own.argmax(-1)
+        total += weights["consistency"] / weights["passes"] * of(own[depth])
+    return total
+
+
 def error_of_training(method, drafter) -> float:
     """Of the logits along packed texts, and of the loss."""
-    net = plain_of(method)
-    weights = shared.WEIGHTS | ({"confidence": 1.0} if "confidence" in net.params else {})
+    net, more = plain_of(method), LOSSES.get(method, {})
+    weights = shared.WEIGHTS | more
 
     @jax.jit
     def train(params, batch):
@@ -102,13 +152,7 @@ def error_of_training(method, drafter) -> float:
         return [logits for _, logits, _ in texts], drafter.training.loss(*own, **weights)[0]
 
     def value(each):
-        sure = expected(method, each.where.text, each.where.rest[: each.depth]).confidence
-        if sure is None:
-            return shared.depth_term(each)
-        # The cross-entropy with the probability that the target accepts.
-        alpha = np.minimum(np.exp(each.target), np.exp(each.draft)).sum()
-        unsure = np.log1p(np.exp(sure[each.depth])) - alpha * sure[each.depth]
-        return shared.depth_term(each) + 0.5**each.depth * unsure
+        return term(method, more, each)
 
     logits, loss = jax.device_get(train(shared.pair_of(drafter), shared.batch_of()))
     return shared.error_of_training(
@@ -134,7 +178,7 @@ def test_training_sees_the_logits_of_the_reference(method):
 
 def test_names_are_unique():
     names = [each.name for each in MISTAKES]
-    assert len(set(names)) == len(names) >= 25
+    assert len(set(names)) == len(names) >= 40
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.name)

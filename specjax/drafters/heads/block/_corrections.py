@@ -10,6 +10,13 @@ at the place that predicts x_k, r a row of a table, and s a state.
   tanh(candidate), u_k + W2 tanh(out).
 - "gru" (Domino, 2605.29707): s' = GRU(s, e(x_(k-1))) with the target's embedding e, without biases,
   u_k + W2 SiLU(W1 [h_k ; s']).
+- "selector" (DFlash 2): of the C tokens with the largest u_k, and of no others,
+  u_k(v) + <r(x_(k-1)) * W h_k, b(v)>, with a row b(v) for each token.
+- "refiner" (xPress, 2608.02438): a_k = W_in [W_h h_k ; W_g g ; r(x_(k-1))], g the mean over all
+  places of the block; c_k = a_k + the sum over places j <= k of m_kj * a_j; u_k + W2 (c_k +
+  MLP(c_k)). The pending token's place is the first one, with the token before it. xPress resolves
+  a block in a fixed number of passes, each after the tokens of the one before; the draft here is
+  the one that no further pass changes, which as many passes as it has tokens always reach.
 
 The confidence (DSpark, section 3.3) is sigmoid(w [h_k ; r(x_(k-1))] + b), without r for other
 corrections. It is known before x_k is drawn.
@@ -23,13 +30,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from specjax import sampling
 from specjax.models.layers import affine, in_float32, matmul
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import ModelParams, Params
 
 CONTEXTS = ("shared", "mixed")
-CORRECTIONS = ("none", "markov", "gated", "rnn", "gru")
+CORRECTIONS = ("none", "markov", "gated", "rnn", "gru", "selector", "refiner")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +57,10 @@ class BlockShape:
     rank: int = 0  # R, of the correction
     state: int = 0  # G, the width of the GRU
     plain: int = 0  # how many first tokens the GRU does not correct
+    candidates: int = 0  # C, of the selector
+    expansion: int = 0  # width of the refiner's MLP, as a multiple of R
+    conv: int = 0  # places that a convolution reads; 0: there is none
+    conv_group: int = 1  # channels with the same change of their kernels
     confidence: bool = False
     mask_id: int | None = None  # the token at the masked places; None: an embedding of its own
     head: int | None = None  # V_d, of an LM head of its own; None: the target's
@@ -70,9 +83,14 @@ class BlockShape:
         """V_d: how many tokens it has logits for."""
         return self.vocab if self.head is None else self.head
 
+    @property
+    def first(self) -> int:
+        """The place of a block that predicts the first token."""
+        return 0 if self.anchor else 1
+
     def fed(self, tokens: int) -> int:
         """The places of a block that drafts so many tokens."""
-        return tokens if self.anchor else tokens + 1
+        return tokens + self.first
 
 
 class Given(NamedTuple):
@@ -90,11 +108,14 @@ class Corrected(NamedTuple):
     logits: jax.Array  # f[...,V_d]
     state: jax.Array  # [...,S]
     confidence: jax.Array | None  # f32[...] before the sigmoid; None: there is none
+    factor: jax.Array | None = None  # [...,R] of a selector, for the rows of candidates
 
 
 def state_width(shape: BlockShape) -> int:
     """S; 0: there is no state."""
-    return {"rnn": shape.rank, "gru": shape.state}.get(shape.correction, 0)
+    # The refiner's has a row for each place, and one for the mean.
+    refiner = (shape.fed(shape.positions) + 1) * shape.rank
+    return {"rnn": shape.rank, "gru": shape.state, "refiner": refiner}.get(shape.correction, 0)
 
 
 def shapes(shape: BlockShape) -> dict[str, Any]:
@@ -113,6 +134,16 @@ def shapes(shape: BlockShape) -> dict[str, Any]:
             "in": {"kernel": (width + shape.state, rank)},
             "out": {"kernel": (rank, vocab)},
         }
+    if shape.correction == "selector":
+        tables = {"before": (shape.vocab, rank), "after": (vocab, rank)}
+        own["selector"] = {**tables, "hidden": {"kernel": (width, rank)}}
+    if shape.correction == "refiner":
+        places, inner = shape.fed(shape.positions), rank * shape.expansion
+        maps = {"hidden": (width, rank), "mean": (width, rank), "in": (3 * rank, rank)}
+        maps |= {"gate": (rank, inner), "up": (rank, inner), "down": (inner, rank)}
+        maps["readout"] = (rank, vocab)
+        own["refiner"] = {name: {"kernel": size} for name, size in maps.items()}
+        own["refiner"] |= {"table": (shape.vocab, rank), "mix": (rank, places, places)}
     if shape.confidence:
         read = width + (rank if shape.markov and shape.sure_of_token else 0)
         own["confidence"] = {"kernel": (read, 1), "bias": (1,)}
@@ -122,16 +153,48 @@ def shapes(shape: BlockShape) -> dict[str, Any]:
 def new(shape: BlockShape, key: jax.Array) -> Params:
     """New parameters: normal with standard deviation 0.02; the last map and biases are zeros.
 
-    So training begins with the block's own logits.
+    So training begins with the block's own logits. As published, the selector has no zeros, and the
+    refiner those of its mixture of places.
     """
     leaves, tree = jax.tree.flatten_with_path(shapes(shape), is_leaf=lambda x: isinstance(x, tuple))
     keys, params = jax.random.split(key, max(len(leaves), 1)), []
     for own, (path, size) in zip(keys, leaves, strict=False):
         names = [entry.key for entry in path]
-        zero = names[-1] == "bias" or "out" in names or "confidence" in names
+        zero = names[-1] in ("bias", "mix") or "out" in names or "confidence" in names
         drawn = 0.02 * jax.random.normal(own, size, jnp.float32)
         params.append(jnp.zeros_like(drawn) if zero else drawn)
     return jax.tree.unflatten(tree, params)
+
+
+def sizes_of(params: Params) -> dict[str, int]:
+    """The keys of convolutions and of a refiner that parameters show."""
+    layer = params.get("layers", {}).get("0", {})
+    found, conv = {"conv": 0}, layer.get("attention_conv")
+    if conv is not None:
+        taps, (width, change) = np.shape(conv["base"])[1], np.shape(conv["project"]["kernel"])
+        found = {"conv": taps, "conv_group": width * 2 * taps // change}
+    if "refiner" in params:
+        rank, inner = np.shape(params["refiner"]["gate"]["kernel"])
+        found["expansion"] = inner // rank
+    return found
+
+
+def begin(
+    shape: BlockShape, params: ModelParams, state: jax.Array, outputs: jax.Array, token: jax.Array
+) -> jax.Array:
+    """The state [...,S] before the first token, from zeros.
+
+    ``outputs`` [...,F,D] of all places of the block, ``token`` i32[...] before the pending one.
+    """
+    if shape.correction != "refiner":
+        return state
+    own, rows = params.draft["refiner"], _rows(shape, state)
+    mean = matmul(outputs.mean(-2), own["mean"]["kernel"]).astype(state.dtype)
+    rows = rows.at[..., -1, :].set(mean)
+    if not shape.anchor:
+        read = _refiner_input(shape, own, mean, token, outputs[..., 0, :])
+        rows = rows.at[..., 0, :].set(read)
+    return rows.reshape(state.shape)
 
 
 def step(
@@ -143,7 +206,7 @@ def step(
 ) -> Corrected:
     """One depth. ``state`` [...,S] is that of the depth before, zeros at the first."""
     own, (tokens, hidden, logits, depth) = params.draft, given
-    row, sure = None, None
+    row, sure, factor = None, None, None
     if shape.markov:
         row = own["markov"]["table"][jnp.clip(tokens, 0, shape.vocab - 1)]
         change, state = _markov(shape.correction, own["markov"], state, row, hidden)
@@ -154,13 +217,22 @@ def step(
         inner = jax.nn.silu(matmul(read, own["prefix"]["in"]["kernel"]))
         change = in_float32(matmul(inner, own["prefix"]["out"]["kernel"]))
         logits = jnp.where(jnp.asarray(depth) < shape.plain, logits, logits + change)
+    elif shape.correction == "selector":
+        factor = selector_factor(shape, own["selector"], given)
+        ids = sampling.top(logits, shape.candidates)[1]
+        scores = selector_scores(own["selector"], factor, logits, ids)
+        # Other tokens have probability 0.
+        logits = jnp.put_along_axis(jnp.full_like(logits, -jnp.inf), ids, scores, -1, inplace=False)
+    elif shape.correction == "refiner":
+        change, state = _refined(shape, own["refiner"], state, given)
+        logits = logits + change
     if shape.confidence:
         read = hidden
         if row is not None and shape.sure_of_token:
             read = jnp.concatenate([hidden, row.astype(hidden.dtype)], -1)
         sure = affine(own["confidence"], read)[..., 0]
         sure = sure.astype(jnp.promote_types(sure.dtype, jnp.float32))
-    return Corrected(logits, state, sure)
+    return Corrected(logits, state, sure, factor)
 
 
 def _markov(
@@ -177,6 +249,49 @@ def _markov(
         state = (gate * state + (1 - gate) * jnp.tanh(candidate)).astype(state.dtype)
         row = jnp.tanh(out)
     return in_float32(matmul(row, own["out"]["kernel"])), state
+
+
+def selector_factor(shape: BlockShape, own: Params, given: Given) -> jax.Array:
+    """[...,R]: what the rows of candidates are multiplied with."""
+    row = own["before"][jnp.clip(given.tokens, 0, shape.vocab - 1)]
+    read = matmul(given.hidden, own["hidden"]["kernel"])
+    return row.astype(read.dtype) * read
+
+
+def selector_scores(own: Params, factor: jax.Array, logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """f[...,C]: the logits of the tokens ``ids`` i32[...,C] with the selector's change."""
+    change = jnp.einsum("...r,...cr->...c", factor, own["after"][ids].astype(factor.dtype))
+    return jnp.take_along_axis(logits, ids, -1) + in_float32(change).astype(logits.dtype)
+
+
+def _rows(shape: BlockShape, state: jax.Array) -> jax.Array:
+    """The refiner's state [...,S] as [...,F+1,R]: a row for each place, and that of the mean."""
+    return state.reshape(*state.shape[:-1], -1, shape.rank)
+
+
+def _refiner_input(
+    shape: BlockShape, own: Params, mean: jax.Array, tokens: jax.Array, hidden: jax.Array
+) -> jax.Array:
+    """[...,R]: a place's part, before the mixture of places."""
+    row = own["table"][jnp.clip(tokens, 0, shape.vocab - 1)]
+    parts = matmul(hidden, own["hidden"]["kernel"]), mean, row
+    read = jnp.concatenate([part.astype(mean.dtype) for part in parts], -1)
+    return matmul(read, own["in"]["kernel"]).astype(mean.dtype)
+
+
+def _refined(
+    shape: BlockShape, own: Params, state: jax.Array, given: Given
+) -> tuple[jax.Array, jax.Array]:
+    """(what is added to the logits, the state)."""
+    rows, place = _rows(shape, state), given.depth + shape.first
+    x = _refiner_input(shape, own, rows[..., -1, :], given.tokens, given.hidden)
+    rows = rows.at[..., place, :].set(x)
+    # The rows of later places are zeros, so the mixture reads none of them.
+    x = x + jnp.einsum("rj,...jr->...r", own["mix"][:, place].astype(x.dtype), rows[..., :-1, :])
+    inner = jax.nn.silu(matmul(x, own["gate"]["kernel"])) * matmul(x, own["up"]["kernel"])
+    x = (x + matmul(inner, own["down"]["kernel"])).astype(given.hidden.dtype)
+    change = in_float32(matmul(x, own["readout"]["kernel"]))
+    return change, rows.reshape(state.shape)
 
 
 def gru(own: Params, state: jax.Array, x: jax.Array) -> jax.Array:

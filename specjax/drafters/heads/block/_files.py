@@ -1,4 +1,4 @@
-"""Block drafters in directories: DFlash, and the forms of DSpark, Domino and DFlare.
+"""Block drafters in directories: DFlash, DFlash 2, DSpark, Domino, DFlare and xPress.
 
 Programs differ in where the keys are and in how layers are numbered:
 
@@ -13,9 +13,11 @@ released files take that of a token. Letters of the table, with those of ``decod
 
     T  width of all taps      N  layers      M  taps      O  one      W  draft vocabulary
     R  rank      G  width of the GRU      J, K, P, Q  sums such as D + R
+    X  places of a convolution      Y  numbers that its kernels change by      2  before and after
+    B  places of a block      I  inner width of the refiner
 
 Sources: z-lab/dflash, sgl-project/SpecForge (modeling/draft), Tencent/AngelSlim,
-vllm-project/speculators (models/dflash, models/dspark), vllm (spec_decode/utils).
+vllm-project/speculators (models/dflash, dflash2, dspark, xpress), vllm (spec_decode/utils).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from specjax.drafters.files import decoder_layers, draft_vocabulary
 from specjax.drafters.files.codec import (
@@ -43,6 +46,7 @@ from specjax.drafters.files.codec import (
     linear,
     scale,
 )
+from specjax.drafters.heads.block._corrections import sizes_of
 from specjax.errors import UserError
 from specjax.models.config_values import (
     MASK_IDS,
@@ -51,6 +55,7 @@ from specjax.models.config_values import (
     agreed_layers,
     check_equal,
     check_method,
+    check_only,
     check_part,
     mask_id_of,
     names_of,
@@ -60,13 +65,20 @@ from specjax.models.config_values import (
 )
 
 IDS, AUX = "target_layer_ids", "aux_hidden_state_layer_ids"
+_SLIDING = "sliding_window_non_causal"
 # Key of this program <- names in files, for keys with several.
 _ALIASES = {
     "block_size": ("block_size", "dspark_block_size"),
     IDS: (IDS, "dspark_target_layer_ids"),
     AUX: (AUX, "eagle_aux_hidden_state_layer_ids"),
 }
-_METHODS = ("dflash", "dspark")
+# Method -> its name in ``architectures``.
+_METHODS = {
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
+    "dflash2": "DFlash2DraftModel",
+    "xpress": "XPressSpeculator",
+}
 # Engines without biases, and engines in which the place before the masks of DFlash may predict.
 _SIMPLE = ("tpu-inference", "sglang-jax", "llama.cpp")
 _ANCHORED = ("sglang-jax", "speculators")
@@ -85,7 +97,19 @@ _MADE = (
     *("speculators_model_type", "speculators_config", "speculators_version", "auto_map", OWN),
     *("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", *MASK_IDS, *_CAUSAL),
     *(AUX, "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", *_ANCHOR, "draft_ids"),
-    *("causal_sliding", "sliding_window_non_causal"),
+    *("causal_sliding", _SLIDING),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "xpress_rank", "xpress_mlp_ratio"),
+)
+
+
+# Name of a map of the refiner -> its place, its dimensions.
+_REFINER = (
+    ("down_h", "hidden", "D R"),
+    ("down_g", "mean", "D R"),
+    ("in_proj", "in", "3R R"),
+    ("mlp_gate", "gate", "R I"),
+    ("mlp_up", "up", "R I"),
+    ("mlp_down", "down", "I R"),
 )
 
 
@@ -104,6 +128,10 @@ def _rules() -> Rules:
         for part in ("k", "v"):
             name = f"{layer}.self_attn.{part}_proj_target"
             rules += linear(name, f"{layer}.context_{part}", "D C", "?biases", "mix")
+        for part in ("attention_conv", "mlp_conv"):
+            own, place = f"{layer}.{part}", f"{layer}.{part}"
+            rules += (Rule(f"{own}.base_kernel", f"{place}.base", "2 X D", parts="conv"),)
+            rules += linear(f"{own}.kernel_projection", f"{place}.project", "D Y", parts="conv")
     rules += (
         Rule("markov_head.markov_w1.weight", "markov.table", "V R", parts="markov"),
         *linear("markov_head.gate_proj", "markov.gate", "J R", "", "gate"),
@@ -113,11 +141,22 @@ def _rules() -> Rules:
         *linear("embed_proj.0", "prefix.in", "P R", parts="gru"),
         *linear("confidence_head.proj", "confidence", "Q O", "", "confidence"),
     )
+    own = "candidate_selector"
+    rules += (
+        Rule(f"{own}.predecessor_codebook", "selector.before", "V R", parts="selector"),
+        Rule(f"{own}.successor_codebook", "selector.after", "V R", parts="selector"),
+        *linear(f"{own}.hidden_projection", "selector.hidden", "D R", parts="selector"),
+        Rule("refiner_head.token_embed.weight", "refiner.table", "V R", parts="refiner"),
+        Rule("refiner_head.mix_l", "refiner.mix", "R B B", parts="refiner"),
+    )
+    for name, part, dims in _REFINER:
+        rules += linear(f"refiner_head.{name}", f"refiner.{part}", dims, parts="refiner")
     # A map to the draft vocabulary, which is the target's without a head of its own.
     for vocabulary, head in (("W", "?head"), ("V", "!head")):
         dims = f"R {vocabulary}"
         rules += linear("markov_head.markov_w2", "markov.out", dims, parts=f"markov {head}")
         rules += linear("embed_proj.2", "prefix.out", dims, parts=f"gru {head}")
+        rules += linear("refiner_head.readout", "refiner.readout", dims, parts=f"refiner {head}")
     return rules
 
 
@@ -163,7 +202,10 @@ class BlockFiles(Codec):
         config |= {} if mask is None else {"mask_token_id": mask}
         causal = agreed(path, {key: switch(path, flat, key) for key in _CAUSAL})
         # Where it is not stated, programs take sliding layers for causal and full ones not.
-        stated = switch(path, flat, "sliding_window_non_causal") if method else causal is not None
+        stated = causal is not None
+        if method:
+            # The library's default for DFlash 2 is true.
+            stated = switch(path, {_SLIDING: method == "dflash2"} | flat, _SLIDING)
         sliding = "sliding_attention" in names_of(path, layer | flat, "layer_types")
         config["causal_head"] = bool(causal)
         if sliding and not (stated or causal):
@@ -179,6 +221,10 @@ class BlockFiles(Codec):
         simple, library = engine in _SIMPLE, engine in ("vllm", "speculators")
         masks = anchor and not markov and "gru" not in parts and engine not in _ANCHORED
         return {
+            # Of engines that have DFlash 2 or xPress it is not known which keys they read.
+            "it has no convolutions, selector or refiner that it reads from such files": (
+                parts & {"conv", "selector", "refiner"} and engine != "speculators"
+            ),
             "its layer has norms of queries and keys; train with qk_norm=true": (
                 (*attention, "q_norm", "scale") not in leaves
             ),
@@ -229,8 +275,10 @@ class BlockFiles(Codec):
                 return flat, maps
             # Other programs read these, and recognise it by them.
             nested = {IDS: list(config[IDS]), "mask_token_id": config["mask_token_id"]}
+            nested |= _added(leaves, config)
             flat |= _layer(leaves, config) | {"dflash_config": nested}
-            return flat | {"architectures": ["DFlashDraftModel"]} | own, maps
+            name = "DFlash2DraftModel" if "selector_rank" in nested else "DFlashDraftModel"
+            return flat | {"architectures": [name]} | own, maps
         kept = {key: value for key, value in config.items() if key not in _MADE}
         if not config.get(IDS):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
@@ -243,16 +291,19 @@ class BlockFiles(Codec):
         for key in (*layer, *method, IDS):
             kept.pop(key, None)
         if layout == "speculators":
-            name = "dspark" if ("markov", "table") in leaves else "dflash"
+            name = _library_name(leaves)
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
-            method |= {"sliding_window_non_causal": not config.get("causal_sliding")}
-            name = {"dspark": "DSpark", "dflash": "DFlash"}[name]
+            method |= {_SLIDING: not config.get("causal_sliding"), **_added(leaves, config)}
             base = config.get("base_model_name_or_path")
             block = config["block_size"] - (not method["sample_from_anchor"])
-            made = decoder_layers.speculators_config(name.lower(), block, base)
-            method["speculators_config"] = made
-            method["architectures"] = [f"{name}Speculator"]
+            method["speculators_config"] = decoder_layers.speculators_config(name, block, base)
+            method["architectures"] = [_METHODS[name]]
             return kept | method | {"transformer_layer_config": layer} | own, maps
+        if added := _added(leaves, config):
+            raise UserError(
+                f"the layout {layout} has no place for {', '.join(added)}; write it as dflash or "
+                "speculators"
+            )
         method[IDS] = taps
         if layout == "deepspec":
             return kept | layer | method | {"architectures": ["Qwen3DSparkModel"]} | own, maps
@@ -315,8 +366,16 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves) -> None
                 f"{path}: {key} is {value!r}, and the tensors are those of "
                 f"{next(name for name, part in known.items() if part == has)}; correct config.json"
             )
-    for key, part in (("enable_confidence_head", "confidence"), ("markov_rank", "markov")):
+    shown = (("enable_confidence_head", "confidence"), ("markov_rank", "markov"))
+    shown += (("conv_kernel_size", "conv"), ("selector_rank", "selector"))
+    for key, part in (*shown, ("xpress_rank", "refiner")):
         check_part(path, flat, key, part in parts, "such a part")
+    for key, value in _added(leaves, flat).items():
+        if flat.get(key) not in (None, value):
+            raise UserError(
+                f"{path}: {key} is {flat[key]!r}, and the tensors have {value}; correct config.json"
+            )
+    check_only(path, flat, {"output_multiplier": 1})
     modes = names_of(path, flat, "attention_modes") or [flat.get("attention_mode") or "gqa"]
     if wrong := [mode for mode in modes if mode not in _ATTENTION]:
         known = ", ".join(_ATTENTION)
@@ -325,12 +384,42 @@ def _check_declared(path: Path, flat: Mapping[str, Any], leaves: Leaves) -> None
 
 def _parts(leaves: Leaves) -> set[str]:
     """The parts of a network, and those of its correction."""
-    return {leaf[0] for leaf in leaves} | {leaf[1] for leaf in leaves if leaf[0] == "markov"}
+    inner = {leaf[1] for leaf in leaves if leaf[0] == "markov"}
+    conv = {"conv"} if ("layers", "0", "attention_conv", "base") in leaves else set()
+    return {leaf[0] for leaf in leaves} | inner | conv
+
+
+def _added(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of DFlash 2 or xPress for these tensors; {}: they are neither's."""
+    names = {"conv_kernel_size": "conv", "conv_group_size": "conv_group"}
+    names["xpress_mlp_ratio"] = "expansion"
+    sizes = sizes_of(unflatten_dict(leaves))
+    found = {key: sizes[name] for key, name in names.items() if sizes.get(name)}
+    if ("selector", "before") in leaves:
+        found["selector_rank"] = leaves["selector", "before"].shape[1]
+        found["selector_top_k"] = config.get("selector_top_k", 16)
+    if ("refiner", "table") in leaves:
+        found["xpress_rank"] = leaves["refiner", "table"].shape[1]
+        found["num_jacobi_passes"] = config.get("num_jacobi_passes", 6)
+    return found
+
+
+def _library_name(leaves: Leaves) -> str:
+    """The method's name in the speculators library. Raises UserError for one that it lacks."""
+    parts = _parts(leaves)
+    if len(parts & {"conv", "selector"}) == 1 or {"conv", "refiner"} <= parts:
+        raise UserError(
+            "the layout speculators has convolutions with a selector only, and a selector with "
+            "them; write it as dflash, or train with conv=2 and correction=selector"
+        )
+    names = {"markov": "dspark", "selector": "dflash2", "refiner": "xpress"}
+    return next((name for part, name in names.items() if part in parts), "dflash")
 
 
 def _shown_vocabulary(leaves: Leaves) -> int | None:
     """The size of the target's vocabulary, if a tensor shows it."""
     tables = (("embed", "embedding"), ("markov", "table"))
+    tables += (("selector", "before"), ("refiner", "table"))
     return next((len(leaves[path]) for path in tables if path in leaves), None)
 
 

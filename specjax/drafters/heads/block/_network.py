@@ -7,7 +7,8 @@ train: in training the text is the cache of every place, filled up to the place.
 DFlash (2602.06036, section 3): c = norm(fc(taps of the target)) gives every layer the keys and
 values of the committed text; the tokens of the block are embeddings, and run through ordinary
 decoder layers that attend to the text and to the block. DFlare (2606.02091): every layer has its
-own mixture of the taps, softmax-weighted, and its own projections of it.
+own mixture of the taps, softmax-weighted, and its own projections of it. DFlash 2
+(inco.ai/blog/dflash2): short convolutions inside the block, before and after each part of a layer.
 
 All functions take ``Net`` first, and ``params`` is always the pair ``ModelParams``.
 """
@@ -34,23 +35,69 @@ from specjax.models import rope
 from specjax.models.attention import Past, past, rope_angle, stored
 from specjax.models.layers import Linear, Module, Norm, at_least, linear_options
 from specjax.models.transformer import Block
-from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import ModelParams, Params
 
 
-class _Layer(Block):
-    """A decoder layer; ``mixed``: it has its own projections of the committed text."""
+class _Convolutions(nnx.Module):
+    """The kernels of two convolutions over the places of a block, before and after a part.
 
-    def __init__(
-        self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int, mixed: bool = False
-    ):
+    The kernels of a place are the same for all blocks and a change that depends on the place's
+    input, one number for each group of channels. New ones change nothing.
+    """
+
+    def __init__(self, shape: BlockShape, dtype, rngs: nnx.Rngs):
+        width, self.taps, self.group = shape.config.hidden_size, shape.conv, shape.conv_group
+        self.base = nnx.Param(jnp.zeros((2, self.taps, width), dtype).at[:, 0].set(1))
+        kw = linear_options(False, dtype, rngs)
+        kw["kernel_init"] = nnx.initializers.zeros_init()
+        self.project = Linear(width, 2 * self.taps * (width // self.group), **kw)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B,F,D] -> [2,B,F,taps,D]."""
+        change = self.project(x).reshape(*x.shape[:2], 2, self.taps, -1)
+        kernels = self.base[...].astype(x.dtype) + jnp.repeat(change, self.group, -1)
+        return jnp.moveaxis(kernels, 2, 0)
+
+
+def _convolved(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """[B,F,D]: of each place itself and the ones before it in the block, zeros before the first."""
+    size, total = x.shape[1], jnp.zeros_like(x)
+    for tap in range(kernels.shape[2]):
+        before = jnp.pad(x, ((0, 0), (tap, 0), (0, 0)))[:, :size]
+        total = total + before * kernels[:, :, tap]
+    return total
+
+
+class _Layer(Block):
+    """A decoder layer, with its own projections of the committed text or convolutions if asked."""
+
+    def __init__(self, shape: BlockShape, dtype, rngs: nnx.Rngs, layer: int):
+        config = shape.config
         super().__init__(config, dtype, rngs, layer)
-        if mixed:
+        if shape.context == "mixed":
             kw = linear_options(config.attention_bias, dtype, rngs)
             width = config.num_kv_heads * config.head_dim
             self.context_k = Linear(config.hidden_size, width, **kw)
             self.context_v = Linear(config.hidden_size, width, **kw)
+        if shape.conv:
+            self.attention_conv = _Convolutions(shape, dtype, rngs)
+            self.mlp_conv = _Convolutions(shape, dtype, rngs)
+
+    def _attended(self, x: jax.Array, angle: jax.Array | None, past: Past, stored: Any):
+        if not hasattr(self, "attention_conv"):
+            return super()._attended(x, angle, past, stored)
+        read = self.attention_norm(x)
+        before, after = self.attention_conv(read)
+        attended, *own = self.attention(_convolved(read, before), angle, past, stored)
+        return _convolved(attended, after), *own
+
+    def _fed(self, read: jax.Array) -> jax.Array:
+        if not hasattr(self, "mlp_conv"):
+            return super()._fed(read)
+        normed = self.mlp_norm(read)
+        before, after = self.mlp_conv(normed)
+        return _convolved(self.mlp(_convolved(normed, before)), after)
 
     def read(self, context: jax.Array, angle: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """[B,T,D] -> keys and values [B,T,H,head_dim] of the committed text."""
@@ -72,15 +119,14 @@ class BlockNet(nnx.Module):
 
     def __init__(self, shape: BlockShape, dtype, rngs: nnx.Rngs):
         config, count = shape.config, len(shape.taps)
-        mixed = shape.context == "mixed"
-        if mixed:
+        if shape.context == "mixed":
             self.mix = nnx.Param(jnp.zeros((config.num_layers, count), dtype))
         else:
             kw = linear_options(False, dtype, rngs)
             self.fc = Linear(count * config.hidden_size, config.hidden_size, **kw)
         self.hidden_norm = Norm(config, dtype)
         self.layers = nnx.Dict(
-            {str(i): _Layer(config, dtype, rngs, i, mixed) for i in range(config.num_layers)}
+            {str(i): _Layer(shape, dtype, rngs, i) for i in range(config.num_layers)}
         )
         self.norm = Norm(config, dtype)
 
@@ -147,7 +193,10 @@ def draft(
     tokens: int,
     cache: kv.KVCache,
 ) -> jax.Array:
-    """[B,K,D]: what predicts each of K tokens after ``pending`` i32[B] and the cached text."""
+    """[B,F,D]: the outputs of a block of K tokens after ``pending`` i32[B] and the cached text.
+
+    The last K of the F places predict one token each.
+    """
     shape, dtype, batch = net.shape, at_least(net.dtype, params.draft), len(pending)
     size = shape.fed(tokens)
     first = embed(net.ends, params, pending)[:, None].astype(dtype)
@@ -166,8 +215,7 @@ def draft(
         kinds[causal] = past(cache, size, layout)
     views = [kinds[causal] for causal in shape.causal_layers]
     x, angle = jnp.concatenate([first, masks], 1), rope_angle(shape.config, views[0].positions)
-    hidden = _merge(net, params)(x, angle, views, cache)
-    return hidden if shape.anchor else hidden[:, 1:]
+    return _merge(net, params)(x, angle, views, cache)
 
 
 def along(
@@ -179,7 +227,7 @@ def along(
     places: jax.Array,
     tokens: int,
 ) -> jax.Array:
-    """[B,P,K,D]: ``draft`` behind each of the places i32[B,P] of a text.
+    """[B,P,F,D]: ``draft`` behind each of the places i32[B,P] of a text.
 
     ``text`` has the keys and values of its T tokens, and position t is that of token t. ``pending``
     and ``starts`` i32[B,P]: the token after each place, and the first token of its document.
@@ -200,11 +248,15 @@ def correct(
     return corrections.step(net.shape, Bound(embed, net.ends), params, state, given)
 
 
-def no_state(net: Net, params: ModelParams, *lead: int) -> jax.Array:
-    """[...,S]: the state of a correction before the first token."""
+def first_state(net: Net, params: ModelParams, outputs: jax.Array, token: jax.Array) -> jax.Array:
+    """[...,S]: the state of a correction before the first token of blocks with these outputs.
+
+    ``outputs`` [...,F,D], ``token`` i32[...] before the pending one.
+    """
     # A correction without a state carries one number that it does not read.
     width = max(corrections.state_width(net.shape), 1)
-    return jnp.zeros((*lead, width), at_least(net.dtype, params.draft))
+    state = jnp.zeros((*token.shape, width), at_least(net.dtype, params.draft))
+    return corrections.begin(net.shape, params, state, outputs, token)
 
 
 def start(shape: BlockShape, target_params: Params, key: jax.Array) -> Params:

@@ -9,6 +9,10 @@ One component for DFlash and the drafters after it, which differ in a few switch
 - JetSpec (2606.18394, ``causal``): attention inside the block is causal; ``tree="best_parents"``.
 - Domino (2605.29707, ``anchor``, ``correction="gru"``): a GRU over the draft's tokens corrects.
 - DFlare (2606.02091, ``context="mixed"``): each layer has its own mixture of the taps.
+- DFlash 2 (inco.ai/blog/dflash2, ``conv=2``, ``correction="selector"``): convolutions inside the
+  block; a draft's tokens are among the ``candidates`` best of each depth, with logits that the
+  token before changes. ``Draft.probs`` are those of the candidates, and 0 for other tokens.
+- xPress (2608.02438, ``correction="refiner"``): a causal mixture of the block's places and tokens.
 
 Without a correction the probabilities of a depth are the same on all paths, so best-first trees
 (DDTree, 2604.12989) cost no further pass. The default is a sampled chain: the probabilities after
@@ -27,7 +31,7 @@ import numpy as np
 from flax import struct
 
 from specjax import cache as kv
-from specjax import declare
+from specjax import declare, sampling
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.divergences import overlap
@@ -39,7 +43,14 @@ from specjax.drafters.heads import _along_text, _depth_loss, _prefix, _shape, _v
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
 from specjax.drafters.heads._depth_loss import DepthKeys, Terms
 from specjax.drafters.heads.block import _network as network
-from specjax.drafters.heads.block._corrections import CONTEXTS, CORRECTIONS, BlockShape
+from specjax.drafters.heads.block._corrections import (
+    CONTEXTS,
+    CORRECTIONS,
+    BlockShape,
+    Corrected,
+    selector_scores,
+    sizes_of,
+)
 from specjax.drafters.heads.block._corrections import Given as Before
 from specjax.drafters.heads.block._files import BlockFiles
 from specjax.drafters.heads.block._network import Net
@@ -69,6 +80,8 @@ REFERENCE = (
     "hu2026jetspec",
     "huang2026domino",
     "zhang2026dflare",
+    "wang2026xpress",
+    "incoai2026dflash",
 )
 
 # Name of a target -> a head for it on the Hub.
@@ -80,7 +93,8 @@ RELEASED = {
 NAME = "block_head"
 # The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
 SLIDING, FULL = "sliding_attention", "full_attention"
-BLOCK, RANK, PLAIN = 8, 256, 1  # of a new network
+# Of a new network.
+BLOCK, RANK, PLAIN, CANDIDATES, EXPANSION, GROUP = 8, 256, 1, 16, 2, 16
 
 
 def _correction_of(params: Params) -> str:
@@ -88,14 +102,15 @@ def _correction_of(params: Params) -> str:
     kinds = {"gate": "gated", "joint": "rnn"}
     if "markov" in params:
         return next((name for part, name in kinds.items() if part in params["markov"]), "markov")
-    return "gru" if "gru" in params else "none"
+    return next((name for name in ("gru", "selector", "refiner") if name in params), "none")
 
 
 def _rank_of(params: Params) -> int | None:
     """The rank of the correction that has these parameters; None: it has none."""
     if "gru" in params:
         return np.shape(params["prefix"]["out"]["kernel"])[0]
-    return np.shape(params["markov"]["table"])[-1] if "markov" in params else None
+    tables = (("markov", "table"), ("selector", "before"), ("refiner", "table"))
+    return next((np.shape(params[part][own])[-1] for part, own in tables if part in params), None)
 
 
 class Keys(StackedKeys):
@@ -143,7 +158,8 @@ class Keys(StackedKeys):
     )
     correction: str = key(
         "",
-        '"none" (""), "markov", "gated", "rnn" (DSpark) or "gru" (Domino)',
+        '"none" (""), "markov", "gated", "rnn" (DSpark), "gru" (Domino), "selector" (DFlash 2) or '
+        '"refiner" (xPress)',
         choices=("", *CORRECTIONS),
         size=_correction_of,
     )
@@ -160,6 +176,32 @@ class Keys(StackedKeys):
         least=0,
         fact="pure_draft_prefix_len",
         missing=0,
+    )
+    candidates: int = key(
+        0,
+        "how many tokens of each depth the selector chooses from; 0: 16, or all if there are fewer",
+        least=0,
+        fact="selector_top_k",
+    )
+    expansion: int = key(
+        0,
+        "the width of the refiner's feed-forward part, as a multiple of ``rank``; 0: 2",
+        least=0,
+        size=lambda params: sizes_of(params)["expansion"],
+    )
+    conv: int = key(
+        0,
+        "how many places of the block the convolutions before and after each part of a layer read "
+        "(DFlash 2: 2); 0: there are none",
+        least=0,
+        size=lambda params: sizes_of(params)["conv"],
+    )
+    conv_group: int = key(
+        0,
+        "channels whose kernels change by the same number; 0: 16",
+        least=0,
+        size=lambda params: sizes_of(params)["conv_group"],
+        needs="conv",
     )
     confidence: bool = key(
         False,
@@ -221,6 +263,7 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     correction, anchor = keys.correction or "none", bool(keys.anchor)
     block = keys.block or BLOCK
     gru, plain = correction == "gru", PLAIN if keys.plain is None else keys.plain
+    candidates = keys.candidates or CANDIDATES
     _check_effects(block - (not anchor), block, plain, correction, asked)
     config = _shape.config_of(NAME, target, given, keys)
     config = dataclasses.replace(config, windows=_windows(config, raw, keys.window))
@@ -241,6 +284,10 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
         rank=0 if correction == "none" else keys.rank or RANK,
         state=(keys.state or width) if gru else 0,
         plain=plain if gru else 0,
+        candidates=min(candidates, target.vocab_size) if correction == "selector" else 0,
+        expansion=(keys.expansion or EXPANSION) if correction == "refiner" else 0,
+        conv=keys.conv,
+        conv_group=keys.conv_group or GROUP,
         confidence=keys.confidence,
         mask_id=None if masked else keys.mask_id,
         head=stored["head"]["kernel"].shape[1] if "head" in stored else None,
@@ -262,6 +309,8 @@ def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str,
     own += [("causal_sliding", True)] if shape.causal_sliding else []
     if shape.correction == "gru":
         own.append(("pure_draft_prefix_len", shape.plain))
+    if shape.candidates:
+        own.append(("selector_top_k", shape.candidates))
     if shape.mask_id is not None:
         own.append(("mask_token_id", shape.mask_id))
     own += _vocabulary.facts(ids, shape.vocab)
@@ -284,6 +333,7 @@ def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: 
             f"give less than {drafts} (0: all are corrected), or leave correction out"
         )
     kinds_of = {"rank": CORRECTIONS[1:], "state": ("gru",), "plain": ("gru",)}
+    kinds_of |= {"candidates": ("selector",), "expansion": ("refiner",)}
     for name, kinds in kinds_of.items():
         if correction not in kinds:
             right = f"leave it out, or take {' or '.join(kinds)}"
@@ -323,6 +373,9 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
 
 def _check(target: LM, given: Given, shape: BlockShape) -> None:
     """Raises UserError for parameters of another shape, and for a wrong mask."""
+    width, group = shape.config.hidden_size, shape.conv_group
+    if shape.conv and width % group:
+        raise UserError(f"conv_group is {group}; it must divide the width, {width}")
     if shape.mask_id is not None and not 0 <= shape.mask_id < target.vocab_size:
         raise UserError(
             f"mask_id is {shape.mask_id}; the target's tokens are 0..{target.vocab_size - 1}"
@@ -373,7 +426,8 @@ def build(
     independent = shape.correction == "none"
     chain = shapes.chain(shape.positions)
     accuracy = given.config.get("accuracy")
-    method = Method(NAME, chain, "iid", shape.drafted, shape.positions, independent, accuracy)
+    drafted = shape.candidates or shape.drafted
+    method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
     plan = growth.read(method, keys)
     tapped = target.with_taps(shape.taps)
     training = Training(
@@ -426,9 +480,12 @@ def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: k
 
     A row whose text has one token cannot draft: there are no taps to read.
     """
-    hidden = network.draft(net, params, context.pending, depth, cache)
+    outputs = network.draft(net, params, context.pending, depth, cache)
+    hidden = outputs[:, net.shape.first :]
     block = Block(logits_of(net.ends, params, hidden), hidden)
-    state = network.no_state(net, params, len(hidden), 1)
+    before = jnp.maximum(context.length - 2, 0)[:, None]
+    token = jnp.take_along_axis(context.tokens, before, 1)
+    state = network.first_state(net, params, outputs[:, None], token)
     first, memory = _depth(net, params, block, state, context.pending[:, None], 0)
     return Begun(first[:, 0], cache, memory, cache.length > 0, reads=block)
 
@@ -476,8 +533,8 @@ def _commit(
     return kv.commit(cache, _feed(net, params, taps, cache)[1], verdict.count)
 
 
-# The correction's state after a depth, and its confidence f[B,P] there before the sigmoid.
-State = tuple[Array, Array | None]
+# Of a depth: after the correction, and the logits f[B,P,V_d] before it (None before the first).
+State = tuple[Corrected, Array | None]
 
 
 class LossKeys(DepthKeys):
@@ -496,6 +553,25 @@ class LossKeys(DepthKeys):
         most=1,
     )
     run_steps: int = key(0, "steps of the run")
+    selector: float = key(
+        1.0,
+        "weight of the selector's cross-entropy with the target's preferred token, which takes the "
+        "place of the last candidate if it is none (DFlash 2)",
+        least=0,
+    )
+    uncorrected: float = key(
+        0.0,
+        "weight of the loss of the logits before the correction, which is added (xPress)",
+        least=0,
+    )
+    consistency: float = key(
+        0.0,
+        "weight of the loss of drafts after their own tokens, which is added: the mean of "
+        "``passes``, each after the preferred tokens of the one before, the first after those "
+        "before the correction (xPress)",
+        least=0,
+    )
+    passes: int = key(3, "of ``consistency``", least=1)
     places: int = key(
         PLACES,
         "features of each row that blocks are behind: random ones, of those that have a label",
@@ -520,41 +596,110 @@ def loss(
     (1 - b) of that and b of the loss of the block's own logits, where b falls linearly to 0
     during the run (Domino, 2605.29707: the base loss's curriculum). Metrics are also
     ``alpha_<d>``, the acceptance rate at temperature 1. The target's logits are constants, its
-    hidden states not.
+    hidden states not. With a selector the logits before it are compared; ``selected_<d>`` is how
+    often it prefers the target's token, and ``recall_<d>`` how often this is a candidate.
 
     Raises:
         UserError: weights out of range or without effect, a batch of fewer than 3 tokens.
     """
-    if keys.confidence and not net.shape.confidence:
-        raise UserError(
-            f"loss.confidence is {keys.confidence}, and the network has no confidence; set "
-            "drafter.confidence, or leave loss.confidence out"
-        )
-    if keys.base and net.shape.correction == "none":
-        raise UserError(
-            f"loss.base is {keys.base}, and the network has no correction; leave loss.base out"
-        )
+    _check_loss(net.shape, keys)
     if batch.tokens.shape[1] < 3:
         raise UserError("blocks predict two tokens ahead; raise train.length to 2 or more")
     pair, count = ModelParams(target_params, params), net.shape.positions
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
     chosen = _along_text.random_places(key, batch, 2, count, keys.places)
-    hidden = _run(net, pair, out, batch, count)(chosen)
-    drafts = _drafts(net, pair, out, batch, hidden, chosen)
-    number = drafts.number_of_labels(count)
+    outputs = _run(net, pair, out, batch, count)(chosen)
+    again = Bound(_drafts, net, pair, out, batch, outputs, chosen)
+    parts = _parts(net, again(), keys, again)
+    number = parts[0][1].number_of_labels(count)
     more = Bound(_confidence_term, net, keys.confidence)
-    value, metrics = _depth_loss.loss(drafts, keys, count, number, more)
-    if keys.base:
-        share = keys.base * (1 - _depth_loss.progress(batch, keys.run_steps))
-        base = drafts._replace(
-            step=lambda state, depth: (logits_of(net.ends, pair, hidden[:, :, depth]), state)
-        )
-        before, sizes = _depth_loss.loss(base, keys, count, number)
-        value = (1 - share) * value + share * before
-        for name in ("scale", "uniform"):
-            metrics[name] = (1 - share) * metrics[name] + share * sizes[name]
+    if net.shape.candidates:
+        more = Bound(_selector_term, net, params["selector"], keys)
+    value, metrics = jnp.zeros(()), {}
+    for weight, drafts in parts:
+        own, sizes = _depth_loss.loss(drafts, keys, count, number, None if metrics else more)
+        value += weight * own
+        sums = {name: metrics.get(name, 0) + weight * sizes[name] for name in ("scale", "uniform")}
+        metrics = sizes | metrics | sums
     return value, metrics
+
+
+def _check_loss(shape: BlockShape, keys: LossKeys) -> None:
+    """Raises UserError for keys without effect."""
+    if keys.confidence and not shape.confidence:
+        raise UserError(
+            f"loss.confidence is {keys.confidence}, and the network has no confidence; set "
+            "drafter.confidence, or leave loss.confidence out"
+        )
+    if not shape.candidates:
+        keys.refuse(("selector",), f"on the correction {shape.correction!r}")
+    for name in ("base", "uncorrected", "consistency"):
+        if (value := getattr(keys, name)) and shape.correction in ("none", "selector"):
+            has = "a selector" if shape.candidates else "no correction"
+            raise UserError(
+                f"loss.{name} is {value}, and the network has {has}; leave loss.{name} out"
+            )
+
+
+def _parts(net: Net, drafts: Drafts, keys: LossKeys, again: Callable) -> list[tuple[Any, Drafts]]:
+    """The drafts that are compared, with their weights.
+
+    ``again(tokens)`` are the drafts after ``tokens`` i32[B,P] of each depth.
+    """
+
+    def block(state: State, depth: int) -> tuple[Array, State]:
+        state = drafts.step(state, depth)[1]
+        assert state[1] is not None
+        return state[1], state
+
+    before = drafts._replace(step=block)
+    if net.shape.candidates:
+        return [(1.0, before)]
+    parts = [(1.0, drafts)]
+    if keys.base:
+        share = keys.base * (1 - _depth_loss.progress(drafts.batch, keys.run_steps))
+        parts = [(1 - share, drafts), (share, before)]
+    if keys.uncorrected:
+        parts.append((keys.uncorrected, before))
+    draft = before
+    for _ in range(keys.passes if keys.consistency else 0):
+        draft = again(_preferred(net, draft))
+        parts.append((keys.consistency / keys.passes, draft))
+    return parts
+
+
+def _preferred(net: Net, drafts: Drafts) -> list[Array]:
+    """The preferred token i32[B,P] of each depth but the last one."""
+    state, found = drafts.state, []
+    for depth in range(net.shape.positions - 1):
+        logits, state = drafts.step(state, depth)
+        best = sampling.argmax(logits)
+        found.append(best if net.ids is None else jnp.asarray(net.ids)[best])
+    return found
+
+
+def _selector_term(
+    net: Net, own: Params, keys: LossKeys, terms: Terms, state: State, logits: Array, *rest: Array
+) -> tuple[Array, dict[str, Array]]:
+    """``_depth_loss.More``: the terms of the confidence and of the selector ``own``."""
+    (teacher, counted), after = rest, state[0]
+    value, sizes = _confidence_term(net, keys.confidence, terms, state, after.logits, *rest)
+    best, ids = sampling.argmax(teacher), sampling.top(logits, net.shape.candidates)[1]
+    same = ids == best[..., None]
+    has = same.any(-1)
+    ids = ids.at[..., -1].set(jnp.where(has, ids[..., -1], best))
+    place = jnp.where(has, jnp.argmax(same, -1), ids.shape[-1] - 1)
+    assert after.factor is not None
+    scores = jax.nn.log_softmax(selector_scores(own, after.factor, logits, ids))
+    right = jnp.take_along_axis(scores, place[..., None], -1)[..., 0]
+    value -= keys.selector * jnp.where(counted, right, 0).sum() / terms.first
+    each = keys.selector * counted.sum() / terms.first
+    added = {"scale": each, "uniform": each * jnp.log(float(ids.shape[-1]))}
+    sizes |= {name: sizes.get(name, 0) + size for name, size in added.items()}
+    sizes["selected"] = _depth_loss.mean(sampling.argmax(after.logits) == best, counted)
+    sizes["recall"] = _depth_loss.mean(has, counted)
+    return value, sizes
 
 
 def _confidence_term(
@@ -571,7 +716,7 @@ def _confidence_term(
     shared = jax.lax.stop_gradient(overlap(teacher, logits))
     number, value = counted.sum(), jnp.zeros(())
     sizes = {"alpha": _depth_loss.mean(shared, counted)}
-    confidence = state[1]
+    confidence = state[0].confidence
     if weight and confidence is not None:
         # Cross-entropy of sigmoid(x) with the share c: log(1 + e^x) - c x.
         wrong = jax.nn.softplus(confidence) - shared * confidence
@@ -586,8 +731,8 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
     out = _along_text.output(target, params.target, batch)
     rows, size = out.hidden.shape[:2]
     run = _run(net, params, out, batch, depth)
-    hidden = _along_text.in_pieces(lambda places: run(jnp.tile(places, (rows, 1))), size)
-    yield from _drafts(net, params, out, batch, hidden).along(depth)
+    outputs = _along_text.in_pieces(lambda places: run(jnp.tile(places, (rows, 1))), size)
+    yield from _drafts(net, params, out, batch, outputs).along(depth)
 
 
 def _drafts(
@@ -595,28 +740,37 @@ def _drafts(
     params: ModelParams,
     out: Output,
     batch: Batch,
-    hidden: Array,
+    outputs: Array,
     places: Array | None = None,
+    tokens: Sequence[Array] | None = None,
 ) -> Drafts:
-    """The corrected logits of blocks with these outputs [B,P,K,D] behind places; None: all."""
+    """The corrected logits of blocks with these outputs [B,P,F,D] behind places; None: all.
+
+    They are corrected by ``tokens`` i32[B,P] of each depth; None: the text's.
+    """
+
+    def text(by: int) -> Array:
+        after = _along_text.ahead(batch.tokens, by, out.hidden.shape[1])
+        return after if places is None else _along_text.at(after, places)
 
     def step(state: State, depth: int) -> tuple[Array, State]:
-        tokens = _along_text.ahead(batch.tokens, depth + 1, out.hidden.shape[1])
-        tokens = tokens if places is None else _along_text.at(tokens, places)
-        own = hidden[:, :, depth]
-        before = Before(tokens, own, logits_of(net.ends, params, own), depth)
-        after = network.correct(net, params, state[0], before)
-        return after.logits, (after.state, after.confidence)
+        own = outputs[:, :, depth + net.shape.first]
+        logits = logits_of(net.ends, params, own)
+        token = text(depth + 1) if tokens is None or not depth else tokens[depth - 1]
+        before = Before(token, own, logits, depth)
+        after = network.correct(net, params, state[0].state, before)
+        return after.logits, (after, logits)
 
-    state = network.no_state(net, params, *hidden.shape[:2]), None
-    chosen = places if places is None else (places,) * hidden.shape[2]
-    return Drafts(batch, out.logits, step, state, chosen, net.ids)
+    state = network.first_state(net, params, outputs, text(0))
+    chosen = places if places is None else (places,) * (outputs.shape[2] - net.shape.first)
+    start = Corrected(jnp.zeros(()), state, None), None
+    return Drafts(batch, out.logits, step, start, chosen, net.ids)
 
 
 def _run(
     net: Net, params: ModelParams, out: Output, batch: Batch, depth: int
 ) -> Callable[[Array], Array]:
-    """A function of places i32[B,P]: the outputs [B,P,K,D] of blocks of ``depth`` tokens there."""
+    """A function of places i32[B,P]: the outputs [B,P,F,D] of blocks of ``depth`` tokens there."""
     rows, size = out.hidden.shape[:2]
     every = _along_text.every_place(rows, size)
     text = network.read(net, params, out.taps, every)
