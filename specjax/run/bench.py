@@ -148,9 +148,7 @@ def _size(job: passes.Job) -> tuple[int, int]:
     return job.batch_size, job.width + job.max_new_tokens
 
 
-def _keep(
-    shared: cells.Bench, target: hf.Loaded, measured: cells.Results, workdir: Path
-) -> None:
+def _keep(shared: cells.Bench, target: hf.Loaded, measured: cells.Results, workdir: Path) -> None:
     """Keeps the fastest methods, and says which; the results are there if that fails."""
     try:
         texts = [each.text for each in _kept(shared.settings, target, measured, workdir)]

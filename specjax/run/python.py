@@ -73,8 +73,7 @@ def measure(
         UserError: objects and numbers that do not fit, a workdir that cannot be written or that
             holds a training run; nothing is written then.
         NonFiniteLogits: of a model; nothing is written.
-        NotLossless (``specjax.run``): a method that claims to be lossless failed its check; after
-            everything is written.
+        NotLossless (``specjax.run``): a lossless method failed its check; everything is written.
     """
     if other := [name for name in keys if name not in OPTIONS]:
         raise UserError(f"measure has no option {other[0]!r}; it takes {', '.join(OPTIONS)}")
