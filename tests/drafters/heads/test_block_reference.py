@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 
+import block_golden_cases as goldens
 import block_reference as reference
 import cases
+import golden_cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference_cases as shared
@@ -17,7 +21,10 @@ from marks import by_default
 from mutants.block_heads import DRAFTING, MISTAKES
 from reference_cases import VOCAB, WIDTH
 
-from specjax import drafters
+from specjax import accept, drafters, step
+from specjax.models import hf
+from specjax.testing import loop
+from specjax.types import Batch, ModelParams
 
 # Programs are shared with test_block_head.py.
 pytestmark = pytest.mark.xdist_group("block_head")
@@ -186,3 +193,48 @@ def test_mistakes_are_detected(mistake, monkeypatch):
     """By the tests above, whose limit is 1e-4."""
     error = error_of_drafts if mistake in DRAFTING else error_of_training
     assert shared.error_with(mistake, monkeypatch, made, plain_of, error) > 5e-4
+
+
+GOLDENS = json.loads(goldens.FILE.read_text())
+
+
+@pytest.mark.parametrize("method", goldens.METHODS)
+def test_drafts_are_those_of_the_speculators_library(method, tmp_path):
+    """In greedy rounds of ragged rows, and the logits after the tokens of each draft."""
+    case, texts = GOLDENS[method], GOLDENS["texts"]
+    for name, own in (("target", GOLDENS["target"]), ("head", case)):
+        golden_cases.write(tmp_path / name, own["config"], own["shapes"])
+    target, own, *_ = hf.load(tmp_path / "target", dtype=jnp.float32)
+    drafter = drafters.make("block_head", target, model=tmp_path / "head")
+    params, new = ModelParams(own, drafter.init_params(None)), goldens.ROUNDS
+    state = loop.begin(target, drafter, params, goldens.PROMPTS, new, 0, temperature=0.0)
+    play = jax.jit(functools.partial(step.speculative_step, target, drafter, accept.load("chain")))
+    compared = 0
+    for _ in range(new):
+        before = state
+        state, info = play(params, state)
+        lengths, tokens = np.asarray(before.length), np.asarray(before.tokens)
+        for row in np.flatnonzero(~np.asarray(before.done)):
+            assert tokens[row, : lengths[row]].tolist() == texts[row][: lengths[row]]
+            right = case["drafts"][row][str(lengths[row])]["tokens"]
+            assert np.asarray(info.draft.tokens[row]).tolist() == right
+            compared += 1
+    assert compared >= 9 and np.asarray(state.done).all()
+    rows = zip(texts, case["drafts"], strict=True)
+    flat = [(text, *each) for text, drafts in rows for each in drafts.items()]
+    padded = np.zeros((len(flat), max(map(len, texts)) + goldens.BLOCK), np.int32)
+    for row, (text, length, right) in enumerate(flat):
+        path = [*text[: int(length)], *right["tokens"]]
+        padded[row, : len(path)] = path
+
+    @jax.jit
+    def along(params, tokens):
+        tapped, depth = target.with_taps(drafter.taps), drafter.longest
+        found = _block.along(network_of(drafter), tapped, params, Batch(tokens), depth)
+        return jnp.stack([logits for _, logits, _ in found], 2)
+
+    found = np.asarray(along(params, padded))
+    for row, (_, length, right) in enumerate(flat):
+        expected = np.array(right["logits"], float)
+        expected[np.isnan(expected)] = -np.inf
+        np.testing.assert_allclose(found[row, int(length) - 2], expected, rtol=0, atol=1e-4)
