@@ -35,6 +35,7 @@ from specjax.data.prompts import PromptSet
 from specjax.models import hf
 from specjax.report import advice, columns, terminal
 from specjax.run import build, workdirs
+from specjax.run import settings as run_settings
 from specjax.run.settings import Settings
 
 
@@ -104,7 +105,7 @@ def grid(
 class Bench(NamedTuple):
     """What all parts of a bench share."""
 
-    settings: Settings
+    settings: run_settings.Settings
     console: Console
     done: progress.Progress
     proven: Sequence[proofs.Proof]
