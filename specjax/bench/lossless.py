@@ -342,20 +342,25 @@ def _width_gaps(target, width, params, context):
 
 
 def _by_passes(target, width, params, context):
-    """f32[B,T,V] probabilities, by passes over ``width`` tokens; an array of the model's dtype."""
+    """f32[B,T,V] probabilities, by passes over ``width`` tokens; an array of the model's dtype.
+
+    The last pass is over the rest of the text.
+    """
     batch, length = context.tokens.shape
-    count = -(-length // width)
-    tokens = jnp.pad(context.tokens, ((0, 0), (0, count * width - length)))
+    whole = length // width * width
 
     def step(cache, part):
         out, block = target.apply(params.target, part, cache)
-        after = target.commit(cache, block, jnp.full((batch,), width, jnp.int32))
-        return after, (out.logits, jnp.zeros((), out.hidden.dtype))
+        count = jnp.full((batch,), part.shape[1], jnp.int32)
+        kind = jnp.zeros((), out.hidden.dtype)
+        return target.commit(cache, block, count), (out.logits, kind)
 
-    cache = target.init_cache(batch, count * width)
-    parts = tokens.reshape(batch, count, width).swapaxes(0, 1)
-    _, (logits, kind) = jax.lax.scan(step, cache, parts)
-    logits = logits.swapaxes(0, 1).reshape(batch, count * width, -1)[:, :length]
+    parts = context.tokens[:, :whole].reshape(batch, -1, width).swapaxes(0, 1)
+    cache, (logits, _) = jax.lax.scan(step, target.init_cache(batch, length), parts)
+    logits = logits.swapaxes(0, 1).reshape(batch, whole, target.vocab_size)
+    rest = context.tokens[:, whole:] if whole < length else context.tokens[:, :1]
+    _, (more, kind) = step(cache, rest)
+    logits = jnp.concatenate([logits, more], 1)[:, :length]
     maps = context.sampling.maps
     logits = logits if maps is None else logit_maps.along_text(maps, logits, context.tokens)
-    return sampling.to_probs(logits, context.sampling), kind[0]
+    return sampling.to_probs(logits, context.sampling), kind

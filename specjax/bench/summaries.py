@@ -282,8 +282,11 @@ def _narrow(job: Job) -> bool:
 
 
 def _width_gap(job: Job, method: Method, runs: list[Pass]) -> dict | None:
-    """The field "width_gap": of sampled texts in a narrow dtype, by the widest verification."""
-    if not job.settings["temperature"] or not _narrow(job):
+    """The field "width_gap": of sampled texts in a narrow dtype, by the widest verification.
+
+    Of decoders: an encoder reads a source at once.
+    """
+    if not job.settings["temperature"] or not _narrow(job) or job.target.encoder is not None:
         return None
     return lossless.width_gap(_texts(job, method, runs[0].outputs), method.drafter.nodes + 1)
 
