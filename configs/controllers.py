@@ -2,13 +2,15 @@
 
     python -m specjax.run --config=configs/controllers.py   # trains models first
     python -m specjax.run --config=configs/controllers.py:draft_model,assets
+    python -m specjax.run --config=configs/controllers.py:dynamic_tree,assets
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE
 
-The argument is a drafter, optionally a folder with a target and a draft (``hydra``: heads), and
+The argument is a drafter (``dynamic_tree``: a draft model that drafts such a tree), optionally a folder with a target and a draft (``hydra``: heads), and
 optionally controllers, instead of all: "prompt_lookup,,fixed:2;fixed:8;pending:FILE".
 Held-out Python code, greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what
-rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured.
+rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured; ``ltd``
+fits its policies to 16.
 """
 
 import re
@@ -30,6 +32,9 @@ ASKS = (
     "adaedl",
     "calibrated",
 )
+# Of a tree.
+SIZES = ("budget", "ltd")
+TREE = {"nodes": 32, "depth": 6, "top_k": 8, "accept": "deterministic"}
 
 
 def get_config(what: str = "draft_model") -> ConfigDict:
@@ -46,19 +51,23 @@ def get_config(what: str = "draft_model") -> ConfigDict:
     texts = [f"fixed:{length}" for length in lengths] + list(LIMITS)
     if name in ("draft_model", "hydra"):
         texts += ASKS
+    if name == "dynamic_tree":
+        texts += SIZES
     if wanted:
         texts = wanted.split(";")
     methods = config.grid.methods = ConfigDict()
     for text in texts:
         # Labels cannot have dots.
         keys = methods[re.sub(r"[:,.]", " ", text)] = drafter(name, control=text)
-        if name in ("draft_model", "hydra"):
-            folder = "draft" if name == "draft_model" else name
+        if name in ("draft_model", "hydra", "dynamic_tree"):
+            folder = "hydra" if name == "hydra" else "draft"
             keys.model = f"{models or '{workdir}'}/{folder}"
         if name == "hydra":
             keys.tree = f"chain:{HEADS}"
+        elif name == "dynamic_tree":
+            keys.update(TREE)
         elif name != "token_recycling":
             keys.gamma = max(LENGTHS)
-    config.warm_prompts = 4
+    config.warm_prompts = 16 if "ltd" in texts else 4
     config.show_trace = False
     return config

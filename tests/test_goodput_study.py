@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sized_cases
 
 from experiments.goodput import costs as costs_study
 from experiments.goodput import run as study
@@ -92,8 +93,11 @@ def test_the_study_runs(tmp_path, texts, quiet):
             assert row["relative_goodput"] == [1.0, 0.0]
 
 
-def test_played_trees_are_those_of_the_decode_loop():
-    """Rounds, tokens and verified nodes of ``budget``, played along a text, and decoded."""
+PROMPTS, SHAPE = [[1, 2, 3], [5, 4, 3]], {"tree": "dynamic", "nodes": 9, "depth": 3, "top_k": 3}
+
+
+def pair():
+    """A tiny target with a draft model near it."""
     target, params = tiny(vocab_size=16)
     noise = np.random.default_rng(5)
     noisy = jax.tree.map(
@@ -101,28 +105,52 @@ def test_played_trees_are_those_of_the_decode_loop():
     )
     draft = target._replace(name="draft")
     loaded = (hf.Loaded(target, params, None, None, ""), hf.Loaded(draft, noisy, None, None, ""))
-    models = trees_study.Models(*loaded, [[1, 2, 3], [5, 4, 3]], 40)
-    keys = {"tree": "dynamic", "nodes": 9, "depth": 3, "top_k": 3}
-    text = "budget:draft=0.1,verify=0.1,weight=1"
-    texts = trees_study.texts_of(models, 0.0)
-    places = trees_study.trees_of(
-        models, models.make("draft_model", **keys, control=trees_study.recorder(9)), texts
-    )
-    rows = trees_study.Rows(models, texts)
-    functions = trees_study.played(control.parse(text))
-    trees_study.play_budget(rows, places, functions, 0.0, (lambda nodes: 1.0, 3, True))
-    drafter = models.make("draft_model", **keys, control=text)
+    return trees_study.Models(*loaded, PROMPTS, 40)
+
+
+def check_against_the_loop(models, rows, text):
+    """The rounds that were played are those of the decode loop with this controller."""
+    drafter = models.make("draft_model", **SHAPE, control=text)
     packed, lengths = decode.pack_prompts(models.prompts)
     state = decode.prefill(
-        *(target, drafter, models.params(drafter), packed, lengths, rng.row_keys(0, 2)),
+        *(models.target.lm, drafter, models.params(drafter), packed, lengths, rng.row_keys(0, 2)),
         max_len=packed.shape[1] + 40,
         limit=jnp.asarray(lengths) + 40,
         sampling=sampling.make_sampling(2, 0.0),
     )
-    rule = accept.load("deterministic")
-    _, records = decode.generate(target, drafter, rule, models.params(drafter), state, max_steps=40)
+    given = accept.load("deterministic"), models.params(drafter), state
+    _, records = decode.generate(models.target.lm, drafter, *given, max_steps=40)
     verified, emitted = np.asarray(records.verified), np.asarray(records.emitted)
     live = (emitted > 0).all(1)
     assert rows.rounds == live.sum() and rows.nodes == (verified[live].max(1) - 1).sum()
     assert rows.tokens == emitted[live].mean(1).sum()
-    assert len(set(verified[live].max(1))) > 1
+    return set(verified[live].max(1).tolist())
+
+
+def test_played_trees_are_those_of_the_decode_loop():
+    """Rounds, tokens and verified nodes of ``budget``, played along a text, and decoded."""
+    models, text = pair(), "budget:draft=0.1,verify=0.1,weight=1"
+    texts = trees_study.texts_of(models, 0.0)
+    places = trees_study.trees_of(
+        models, models.make("draft_model", **SHAPE, control=trees_study.recorder(9)), texts
+    )
+    rows = trees_study.Rows(models, texts)
+    functions = trees_study.played(control.parse(text))
+    trees_study.play_budget(rows, places, functions, 0.0, (lambda nodes: 1.0, 3, True))
+    assert len(check_against_the_loop(models, rows, text)) > 1
+
+
+def test_played_policies_are_those_of_the_decode_loop(tmp_path, monkeypatch):
+    """The same of ``ltd``, with random policies."""
+    for name, value in (("TREES", (9,)), ("DEPTH", 3), ("TOP_K", 3)):
+        monkeypatch.setattr(trees_study, name, value)
+    models = pair()
+    texts = trees_study.texts_of(models, 0.0)
+    grown = trees_study.grown_of(models, texts)
+    assert grown.tokens.max() == 4
+    for seed in range(2):
+        text, known = sized_cases.written(tmp_path, 9, seed)
+        rows, policies = trees_study.Rows(models, texts), (known.greedy.policy,) * 2
+        setting = trees_study.Setting("free", 2, lambda n: 1.0, lambda n: 0.0)
+        trees_study.play_ltd(rows, [0, 1], grown, policies, setting)
+        check_against_the_loop(models, rows, text)

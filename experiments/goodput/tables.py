@@ -34,15 +34,15 @@ def _trees(name: str) -> str:
     kinds = list(dict.fromkeys(row["kind"] for row in results["rows"]))
     heads = ["costs", "rows", "T"]
     for kind in kinds:
-        heads += [f"{kind}: best size", "controlled"]
+        of_kind = [row["control"] for row in results["rows"] if row["kind"] == kind]
+        heads += [f"{kind}: best size", *(f"`{name}`" for name in dict.fromkeys(of_kind) if name)]
     lines = []
     for (setting, rows, temperature), own in groups.items():
         line = [setting, rows, f"{temperature:g}"]
         for kind in kinds:
             mine = [row for row in own if row["kind"] == kind]
             best = max((row for row in mine if not row["control"]), key=lambda row: row["speed"])
-            [controlled] = [row for row in mine if row["control"]]
-            line += [_speed(best), _speed(controlled)]
+            line += [_speed(best), *(_speed(row) for row in mine if row["control"])]
         lines.append(line)
     what = (
         "**Chains and trees** of {}: speed over plain decoding (tokens per round, verified nodes)"

@@ -1,6 +1,6 @@
 """Does a tree pay, and when: chains and trees, of fixed size and controlled, under modelled costs.
 
-    PYTHONPATH=. python experiments/goodput/trees.py        (5 minutes on two cores)
+    PYTHONPATH=. python experiments/goodput/trees.py        (10 minutes on two cores)
 
 A trained pair (default: ``assets``) and held-out prompts. The target writes a text for each prompt,
 greedily and at temperature 1, and a draft is made at every place of these texts. Rounds are then
@@ -23,8 +23,9 @@ alone, otherwise all prompts together, whose mean row stands for more. Counted a
 the first row is finished, so finished rows are replaced.
 
 Of fixed sizes all are played; "best" of them is chosen afterwards. ``goodput`` and ``budget`` read
-a profile with the times of the setting. Lookups draft for nothing. Writes ``trees.json`` beside
-this file; ``trees_smollm2.json`` has lookups alone:
+a profile with the times of the setting. The policies of ``ltd`` are fitted with these times, for
+each half of the prompts to the drafts of the other half. Lookups draft for nothing. Writes
+``trees.json`` beside this file; ``trees_smollm2.json`` has lookups alone:
 
     PYTHONPATH=. python experiments/goodput/trees.py --target=DIR/SmolLM2-135M-Instruct --draft= \\
         --rows=8 --new=96 --batches 1 16 --out=experiments/goodput/trees_smollm2.json
@@ -49,7 +50,7 @@ from flax import struct
 from experiments.common import Stopwatch, options, record, without_folder
 from experiments.goodput.run import LLAMA_1B, LLAMA_8B
 from specjax import control, decode, drafters, rng, sampling
-from specjax.control import Controller, costs
+from specjax.control import Controller, costs, ltd
 from specjax.control._controller import FOREVER
 from specjax.files import write_json
 from specjax.models import hf
@@ -78,11 +79,11 @@ class Setting(NamedTuple):
         """A round with a chain of so many tokens."""
         return self.verify(length + 1) + length * self.draft(1)
 
-    def tree(self, nodes: int) -> float:
+    def tree(self, nodes: int, levels: int = DEPTH) -> float:
         """A round with a dynamic tree of which so many nodes are verified."""
         if not nodes:
             return self.verify(1)
-        return self.verify(nodes + 1) + self.draft(1) + (DEPTH - 1) * self.draft(TOP_K)
+        return self.verify(nodes + 1) + self.draft(1) + (levels - 1) * self.draft(TOP_K)
 
     def lookup(self, nodes: int) -> float:
         """A round with a draft that cost nothing."""
@@ -150,7 +151,8 @@ class Places(NamedTuple):
     tokens: Any
     valid: Any
     parents: Any
-    log_prob: Any  # zeros for lookups
+    # Zeros for lookups; of ``ltd.recorder`` what the policies read of candidates, and of nodes.
+    log_prob: Any
 
 
 class Recorded(struct.PyTreeNode):
@@ -231,9 +233,13 @@ def trees_of(models: Models, drafter: Drafter, texts: list[list[int]]) -> Places
         parents = draft.parents
         if parents is None:
             parents = jnp.broadcast_to(jnp.arange(drafter.nodes) - 1, draft.tokens.shape)
-        kept = jax.tree.leaves(after, is_leaf=lambda x: isinstance(x, Recorded))
-        probs = [x.log_prob for x in kept if isinstance(x, Recorded)]
-        return Places(draft.tokens, draft.valid, parents, *(probs or [jnp.zeros(parents.shape)]))
+        kinds = Recorded | ltd.Recorded
+        leaves = jax.tree.leaves(after, is_leaf=lambda x: isinstance(x, kinds))
+        kept = next((x for x in leaves if isinstance(x, kinds)), None)
+        if isinstance(kept, ltd.Recorded):
+            return Places(draft.tokens, draft.valid, parents, (kept.candidates, kept.nodes))
+        probs = jnp.zeros(parents.shape) if kept is None else kept.log_prob
+        return Places(draft.tokens, draft.valid, parents, probs)
 
     found = []
     for prompt, text in zip(models.prompts, texts, strict=True):
@@ -242,6 +248,28 @@ def trees_of(models: Models, drafter: Drafter, texts: list[list[int]]) -> Places
         tokens = np.where(np.arange(slots) < lengths[:, None], whole, -1).astype(np.int32)
         found.append(jax.device_get(draft(params, jnp.asarray(tokens), jnp.asarray(lengths))))
     return jax.tree.map(lambda *each: np.stack(each), *found)
+
+
+def grown_of(models: Models, texts: list[list[int]]) -> ltd.Rounds:
+    """What ``ltd`` reads at every place of every text, and what it would get: arrays [B,T,...]."""
+    most, rows = max(TREES), Rows(models, texts)
+    keys = {"tree": "dynamic", "depth": DEPTH, "top_k": TOP_K, "nodes": most}
+    sizes, nodes, tokens = np.array(costs.sizes(most)[1:]), [], []
+    candidates = None
+    for depth in range(1, DEPTH + 1):
+        control = ltd.recorder(depth, most)
+        places = trees_of(models, models.make("draft_model", **keys, control=control), texts)
+        candidates, own = places.log_prob
+        nodes.append(own)
+        accepted = np.zeros((*own.shape[:2], len(sizes)))
+        for row, place in np.ndindex(*own.shape[:2]):
+            rows.at[row] = place
+            path = rows.path(row, *(x[row, place] for x in places[:3]))
+            # Nodes are in the order in which they are verified.
+            accepted[row, place] = (np.array(path)[:, None] < sizes).sum(0) if path else 0
+        tokens.append(1 + accepted)
+    assert candidates is not None
+    return ltd.Rounds(candidates, np.stack(nodes, 2), np.stack(tokens, 2).astype(np.float32))
 
 
 def chains_of(models: Models, texts: list[list[int]], temperature: float) -> np.ndarray:
@@ -392,6 +420,32 @@ def play_budget(
         rows.emit(np.array([1 + len(path) for path in paths]), size, time(size))
 
 
+def play_ltd(
+    rows: Rows, own: list[int], rounds: ltd.Rounds, policies: tuple, setting: Setting
+) -> None:
+    """Rounds with trees whose depth and size ``ltd`` chooses; ``policies``: one for each row."""
+    each = [ltd.chosen(policies[row], ltd.Rounds(*(x[row] for x in rounds))) for row in own]
+    levels, places = (np.stack(x) for x in zip(*each, strict=True))
+    sizes, every = np.array(costs.sizes(max(TREES))[1:]), np.arange(len(own))
+    while rows.running:
+        level, place = levels[every, rows.at], places[every, rows.at]
+        counts = rounds.tokens[own, rows.at, level - 1, place].astype(int)
+        size = int(sizes[place].max())
+        rows.emit(counts, size, setting.tree(size, int(level.max())))
+
+
+def policies_of(rounds: ltd.Rounds, setting: Setting) -> tuple:
+    """The policies of each row, fitted to the other half of the rows."""
+    sizes = costs.sizes(max(TREES))[1:]
+    times = np.array([[setting.tree(n, level + 1) for n in sizes] for level in range(DEPTH)])
+    half = len(rounds.tokens) // 2
+    fitted = []
+    for others in (np.s_[half:], np.s_[:half]):
+        flat = (x[others].reshape(-1, *x.shape[2:]) for x in rounds)
+        fitted.append(ltd.fit(ltd.Rounds(*flat), times))
+    return (*[fitted[0]] * half, *[fitted[1]] * (len(rounds.tokens) - half))
+
+
 def play_goodput(
     rows: Rows,
     chains: np.ndarray,
@@ -427,6 +481,7 @@ class Drafts(NamedTuple):
     lookup: tuple[np.ndarray, np.ndarray]  # accepted and drafted tokens of a chain, i[B,T] each
     tree: Places | None = None  # None: no draft model
     chains: np.ndarray | None = None
+    grown: ltd.Rounds | None = None
 
 
 def drafts_of(models: Models, temperature: float) -> Drafts:
@@ -445,7 +500,8 @@ def drafts_of(models: Models, temperature: float) -> Drafts:
     most = max(TREES)
     keys = {"tree": "dynamic", "depth": DEPTH, "top_k": TOP_K, "nodes": most}
     tree = trees_of(models, models.make("draft_model", **keys, control=recorder(most)), texts)
-    return Drafts(temperature, texts, trie, lookup, tree, chains_of(models, texts, temperature))
+    chains, grown = chains_of(models, texts, temperature), grown_of(models, texts)
+    return Drafts(temperature, texts, trie, lookup, tree, chains, grown)
 
 
 def groups_of(models: Models, drafts: Drafts, setting: Setting) -> list[tuple[list[int], Rows]]:
@@ -500,8 +556,9 @@ def lookups(drafts: Drafts, setting: Setting, controllers: dict) -> list[Method]
 
 def modelled_drafts(drafts: Drafts, setting: Setting, controllers: dict) -> list[Method]:
     """The methods with a draft model."""
-    chains, trees = drafts.chains, drafts.tree
-    assert chains is not None and trees is not None
+    chains, trees, grown = drafts.chains, drafts.tree, drafts.grown
+    assert chains is not None and trees is not None and grown is not None
+    policies = policies_of(grown, setting)
     full = np.full_like(chains, max(CHAINS))
 
     def chain(length: int) -> Play:
@@ -523,6 +580,7 @@ def modelled_drafts(drafts: Drafts, setting: Setting, controllers: dict) -> list
         ("chain", "goodput", 0, goodput),
         *(("tree", "", size, tree(size)) for size in TREES),
         ("tree", "budget", 0, budget),
+        ("tree", "ltd", 0, lambda own, rows: play_ltd(rows, own, grown, policies, setting)),
     ]
 
 

@@ -1,14 +1,16 @@
 """Measures what rounds cost by draft length, and how much is accepted: the profile of a controller.
 
-The controllers ``goodput``, ``bandit`` and ``calibrated`` read it. Rounds with a draft of every
-length run in the compiled decode loop, one length after the other in turns, on prompts that are not
-measured afterwards. The median of the samples counts. A longer draft cannot cost less, so times
-that are not in order are noise and replaced by their mean (isotonic regression). Lookups have no
-draft in some rounds, so their costs are measured with drafts of arbitrary tokens, which cost as
-much to verify, and without any; how often they have one is counted. The time of a call with one
-round is subtracted: the first round of a call touches memory that the others use again, in plain
-decoding too. A draft model reads what was written while it rested before it
-drafts again: the time of a draft after a rest, less that of a draft without one.
+The controllers ``goodput``, ``bandit``, ``calibrated``, ``budget`` and ``ltd`` read it. Rounds with
+a draft of every length run in the compiled decode loop, one length after the other in turns, on
+prompts that are not measured afterwards. The median of the samples counts. A longer draft cannot
+cost less, so times that are not in order are noise and replaced by their mean (isotonic
+regression). Lookups have no draft in some rounds, so their costs are measured with drafts of
+arbitrary tokens, which cost as much to verify, and without any; how often they have one is counted.
+The time of a call with one round is subtracted: the first round of a call touches memory that the
+others use again, in plain decoding too. A draft model reads what was written while it rested before
+it drafts again: the time of a draft after a rest, less that of a draft without one.
+
+For ``ltd`` rounds are recorded too, each with trees of every depth, and its policies are fitted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from scipy.optimize import isotonic_regression
 from specjax import control, decode, sharding, tree
 from specjax.bench import metrics, timing
 from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params, one_part
-from specjax.control import Controller, calibrated
+from specjax.control import Controller, calibrated, ltd
 from specjax.control import costs as control_costs
 from specjax.control._controller import FOREVER
 from specjax.control.costs import Costs, Profile, RoundCosts
@@ -46,6 +48,8 @@ ENOUGH_SECONDS = 0.4
 MISSED_SAMPLES, RESTS = 21, 3
 # Rounds of each prompt in which confidences are recorded.
 CONFIDENCE_ROUNDS = 64
+# Rounds of all prompts together that are recorded for ``ltd``, each with a tree of every depth.
+POLICY_ROUNDS = 400
 # A key beside lengths: rounds in which a lookup finds nothing.
 EMPTY = -1
 # A rate is counted as if one more token had been tested, and accepted with this probability.
@@ -56,6 +60,7 @@ class Forced(Length):
     """The state of a controller ``fixed`` that also says which drafts a lookup has."""
 
     drafts: jax.Array  # i32[B] one of DRAFTS
+    deepest: jax.Array  # i32[B] the most levels of a tree whose length is a number of nodes
 
 
 # Of a lookup: what it finds; arbitrary tokens in every round; none.
@@ -92,6 +97,7 @@ def measure(
     acceptance: bool = True,
     confidences: bool = False,
     nodes: bool = False,
+    policies: bool = False,
 ) -> Profile:
     """The profile of a drafter; on a mesh, batch sizes are the rows of one device.
 
@@ -103,6 +109,7 @@ def measure(
         acceptance: False: the profile has what is assumed in the place of what was measured.
         confidences: whether to fit a temperature to the drafter's confidence at each depth.
         nodes: whether the lengths are numbers of nodes, whose acceptance is not measured.
+        policies: with ``nodes``, whether to fit the policies of ``ltd``.
     """
     found: dict[int, dict[bool, RoundCosts]] = {}
     plain = make("fixed:0").drafter
@@ -116,6 +123,11 @@ def measure(
         own = _measured(job, method, lengths)
         if confidences:
             own = own._replace(heats=_heats(job, make, lengths[-1]))
+        if policies:
+            rounds = _rounds(job, make(ltd.recorder(plain.longest, plain.nodes)), lengths[1:])
+            report(f"profile: fits the policies to {len(rounds.tokens)} rounds")
+            times = _by_level(job, method, plain.longest)[:, None] + own.times[1:] - own.times[1]
+            own = own._replace(policy=ltd.fit(rounds, np.maximum(times, 1.0), report))
         found.setdefault(rows, {})[greedy] = own
     # If only greedy or only sampled rounds were measured, both kinds get the same costs.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
@@ -144,14 +156,7 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
     if lookup:
         never = state.replace(draft=with_drafts(state.draft, NEVER))
         cells |= {EMPTY: (method, never, lengths[-1])}
-    runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
-    while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
-        for cell in lacking:
-            runs[cell].append(_run(job, *cells[cell]))
-    # The first run of a cell may compile.
-    seconds = {
-        cell: statistics.median(sample.seconds for sample in own[1:]) for cell, own in runs.items()
-    }
+    seconds = _seconds(job, cells)
     order = [0, EMPTY, *lengths[1:]] if lookup else lengths
     times = [seconds[cell] / seconds[0] for cell in order]
     # The first is the unit.
@@ -164,6 +169,34 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
     missed = 0.0 if lookup else _missed(job, method, lengths[1]) / seconds[0]
     finds = total.finds if lookup else 1.0
     return RoundCosts(tuple(times), rates, empty=empty, finds=finds, missed=missed)
+
+
+def _seconds(job: Job, cells: dict[int, tuple[Method, DecodeState, int]]) -> dict[int, float]:
+    """The time of a round of each cell, whose runs are taken in turns."""
+    runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
+    while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
+        for cell in lacking:
+            runs[cell].append(_run(job, *cells[cell]))
+    # The first run of a cell may compile.
+    return {
+        cell: statistics.median(sample.seconds for sample in own[1:]) for cell, own in runs.items()
+    }
+
+
+def _by_level(job: Job, method: Method, depth: int) -> np.ndarray:
+    """f64[D]: the time of a round with a tree of 1, ..., D levels, of which one node is verified.
+
+    In units of a round without a draft.
+    """
+    first = next(batches(job))
+    state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
+
+    def of(levels: int) -> DecodeState:
+        return state.replace(draft=_changed(state.draft, Forced, "deepest", levels))
+
+    cells = {level: (method, of(level), min(level, 1)) for level in range(depth + 1)}
+    seconds = _seconds(job, cells)
+    return isotonic_regression([seconds[level] / seconds[0] for level in range(1, depth + 1)]).x
 
 
 def _missed(job: Job, method: Method, length: int) -> float:
@@ -192,7 +225,7 @@ def _forced(length: int, nodes: bool = False) -> Controller:
 
     def init(context: Context) -> Forced:
         rows = context.length.shape
-        return Forced(jnp.full(rows, length, jnp.int32), jnp.full(rows, FOUND, jnp.int32))
+        return Forced(*(jnp.full(rows, value, jnp.int32) for value in (length, FOUND, FOREVER)))
 
     made = control.parse(f"fixed:{length}")
     assert made is not None
@@ -203,7 +236,7 @@ def _forced(length: int, nodes: bool = False) -> Controller:
 
 
 def _any_levels(state: Forced) -> jax.Array:
-    return jnp.where(state.levels > 0, FOREVER, 0)
+    return jnp.where(state.levels > 0, state.deepest, 0)
 
 
 def _so_many(state: Forced, draft: Draft, log_prob: Any) -> tuple[jax.Array, jax.Array, Forced]:
@@ -251,6 +284,33 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
                 accepted.append(kept[kept >= 0])
     heats = calibration.fit(np.concatenate(sure), np.concatenate(accepted))
     return tuple(heats.tolist())
+
+
+def _rounds(job: Job, method: Method, sizes: Sequence[int]) -> ltd.Rounds:
+    """Rounds of all prompts of the job, each played from one state with trees of every depth."""
+    depth, rows = method.drafter.longest, max(len(job.prompts), 1)
+    found: list[ltd.Rounds] = []
+    for batch in batches(job):
+        state = begin(job, method.drafter, method.params, *batch)
+        for _ in range(-(-POLICY_ROUNDS // rows)):
+            before, tried = state, []
+            # The next state is that of the tree of one level: more places of a text are seen.
+            for levels in range(depth, 0, -1):
+                own = jax.tree.map(jnp.copy, before)
+                draft = _changed(own.draft, ltd.Recorded, "deepest", levels)
+                state, _ = _generate(job, method, own.replace(draft=draft), 1)
+                kept = jax.tree.leaves(state.draft, is_leaf=lambda x: isinstance(x, ltd.Recorded))
+                seen = next(x for x in kept if isinstance(x, ltd.Recorded))
+                tried.append(sharding.fetch((seen.candidates, seen.nodes, seen.accepted)))
+            live = np.asarray(sharding.fetch(state.length) > sharding.fetch(before.length))
+            if not live.any():
+                break
+            candidates, nodes, accepted = (
+                np.stack(each[::-1], 1)[live] for each in zip(*tried, strict=True)
+            )
+            tokens = 1 + accepted.cumsum(-1)[..., np.array(sizes) - 1]
+            found.append(ltd.Rounds(candidates[:, -1], nodes, tokens.astype(np.float32)))
+    return ltd.Rounds(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
 def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:

@@ -33,6 +33,7 @@ __all__ = [
     "parse",
     "read",
     "sized",
+    "wants_policies",
     "wants_profile",
     "with_profile",
 ]
@@ -105,6 +106,11 @@ def wants_profile(text: str | Controller | None) -> bool:
     name, values = read(text)
     keys = registry.keys_of(registry.load(__name__, name, "controller"))
     return "profile" in keys and values.keys().isdisjoint(("profile", "draft", "verify"))
+
+
+def wants_policies(text: str | Controller | None) -> bool:
+    """Whether a profile for this controller needs the policies of ``ltd``."""
+    return isinstance(text, str) and wants_profile(text) and read(text)[0] == "ltd"
 
 
 def with_profile(text: str, path: str | os.PathLike) -> str:

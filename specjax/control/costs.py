@@ -45,6 +45,12 @@ class RoundCosts(NamedTuple):
     # Of a drafter that reads what was written while it drafted nothing, before its next draft: the
     # time of that for each round without a draft.
     missed: float = 0.0
+    # Of ``ltd``: the weights of its two networks; (): not fitted.
+    policy: tuple[tuple[np.ndarray, ...], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return self._asdict() | {"policy": [[x.tolist() for x in own] for own in self.policy]}
 
 
 class Costs(NamedTuple):
@@ -102,7 +108,7 @@ class Profile(NamedTuple):
         """As plain JSON data."""
         batches = {
             str(size): costs._asdict()
-            | {"greedy": costs.greedy._asdict(), "sampled": costs.sampled._asdict()}
+            | {"greedy": costs.greedy.to_json(), "sampled": costs.sampled.to_json()}
             for size, costs in self.batches.items()
         }
         return {"schema": SCHEMA, **self._asdict(), "batches": batches}
@@ -180,7 +186,8 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
         raise ValueError("empty must be a positive number, and finds between 0 and 1")
     if not (np.isfinite(missed) and missed >= 0):
         raise ValueError("missed must be a number of at least 0")
-    return RoundCosts(times, rates, heats, empty, finds, missed)
+    policy = tuple(tuple(np.asarray(x, np.float32) for x in own) for own in value.get("policy", ()))
+    return RoundCosts(times, rates, heats, empty, finds, missed, policy)
 
 
 def known_of(known: Costs | Profile, batch: int) -> Costs:

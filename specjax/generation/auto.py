@@ -223,6 +223,8 @@ def _with_profile(
             lambda message: report(f"{label}: {message}"),
             names=(Path(model.target.directory).name, str(own["name"])),
             acceptance=False,
+            nodes=profile.by_nodes(text),
+            policies=control.wants_policies(text),
         )
         write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)

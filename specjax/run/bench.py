@@ -311,7 +311,7 @@ def _measured(
     nodes = profile.by_nodes(choice.drafter["control"])
     say = lambda message: report(f"{label}: {message}")  # noqa: E731
     names = Path(target.directory).name, str(choice.drafter["name"])
-    how = {"acceptance": others, "confidences": fitted, "nodes": nodes}
+    how = {"acceptance": others, "confidences": fitted, "nodes": nodes, "policies": "ltd" in own}
     return profile.measure(jobs, make, say, names=names, **how).to_json()
 
 

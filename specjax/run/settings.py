@@ -486,6 +486,13 @@ class Settings(declare.Keys):
                 f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
                 "a bench needs both or none"
             )
+        if not extra and any(
+            control.wants_policies(each.drafter.get("control")) for each in chosen
+        ):
+            raise UserError(
+                "config.warm_prompts is 0, and the controller 'ltd' is fitted to prompts that are "
+                "not measured; give at least 16"
+            )
         if profiled and self.grid.targets:
             raise UserError(
                 "a controller's profile is measured for one target; leave config.grid.targets out"

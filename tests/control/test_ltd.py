@@ -1,0 +1,369 @@
+"""The controller ``ltd``: its decisions against NumPy, its fit, recorded rounds, laws, mistakes."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from marks import by_default
+from sized_cases import (
+    DEPTH,
+    KEYS,
+    NODES,
+    WIDTHS,
+    ancestors_of,
+    answer,
+    check_texts,
+    exist_of,
+    made,
+    random_tree,
+    two_rounds,
+    weights,
+    written,
+)
+
+from specjax import accept, control, drafters, sampling, step, testing
+from specjax.bench import profile
+from specjax.bench.passes import Job, Method
+from specjax.control import costs, ltd
+from specjax.control._controller import Ahead
+from specjax.errors import UserError
+from specjax.testing import loop
+from specjax.types import Context, Draft, ModelParams, Verdict
+
+ROWS = 3
+
+
+def paths_of(parents, valid, log_prob):
+    """The log-probability of each node's path; -20 at least for each node, -inf: no such node."""
+    exist, total = exist_of(parents, valid), []
+    for node, above in enumerate(parents):
+        own = max(log_prob[node], -20) + (total[above] if above >= 0 else 0)
+        total.append(own if exist[node] else -np.inf)
+    return total
+
+
+def features(best, count, depth, length):
+    best = [*best, *[-np.inf] * count][:count]
+    return np.array([max(x, -20) / 10 for x in best] + [depth / 10, length / 1000], np.float32)
+
+
+def play(folder):
+    """``ltd`` beside NumPy: depths and nodes of random trees, in rounds of three rows."""
+    text, known = written(folder, NODES)
+    own, draw, lengths = control.parse(text), np.random.default_rng(1), np.array([3, 500, 2000])
+    greedy = np.array([True, False, False])
+    settings = sampling.make_sampling(ROWS, [0.0, 1.0, 1.0])
+    state = own.init(Context(jnp.zeros((ROWS, 3), jnp.int32), jnp.asarray(lengths), settings))
+    ask, sized = jax.jit(own.ask), jax.jit(functools.partial(control.sized, own))
+    update, seen = jax.jit(own.update), set()
+    for _ in range(12):
+        for depth, places in ((0, 1), (1, 4), (3, 4)):
+            logits = draw.normal(size=(ROWS, places, 7)) * 2
+            above, valid = -draw.random((ROWS, places)) * 4, draw.random((ROWS, places)) > 0.2
+            given = (jnp.asarray(x, jnp.float32) for x in (logits, above))
+            ahead = Ahead(jnp.int32(depth), *given, jnp.asarray(valid), jnp.zeros(valid.shape))
+            goes, state = ask(state, ahead)
+            prob = logits - np.logaddexp.reduce(logits, -1, keepdims=True) + above[..., None]
+            for row in range(ROWS):
+                best = sorted(prob[row][valid[row]].ravel(), reverse=True)
+                policy = known.greedy.policy if greedy[row] else known.sampled.policy
+                values = features(best, ltd.CANDIDATES, depth, lengths[row])
+                assert goes[row] == (depth == 0 or answer(policy[0], values)[0] > 0)
+                seen.add(bool(goes[row]))
+        parents, valid = zip(*[random_tree(draw) for _ in range(ROWS)], strict=True)
+        log_prob = np.log(draw.beta(0.8, 0.8, (ROWS, NODES)).clip(0.001, 0.999))
+        tokens = jnp.broadcast_to(jnp.arange(NODES), (ROWS, NODES))
+        draft = Draft(tokens, jnp.asarray(valid), jnp.asarray(parents), depth=DEPTH)
+        small, order, state = sized(state, draft, jnp.asarray(log_prob, jnp.float32))
+        for row in range(ROWS):
+            paths = paths_of(parents[row], valid[row], log_prob[row])
+            ranked = sorted(range(NODES), key=lambda n, paths=paths: (-paths[n], n))
+            best, exist = sorted(paths, reverse=True), np.isfinite(paths)
+            chosen = [best[place] if place < NODES else -np.inf for place in ltd.PLACES]
+            levels = np.array([len(list(ancestors_of(parents[row], n))) for n in range(NODES)])
+            deepest = max(levels[exist], default=0)
+            policy = known.greedy.policy if greedy[row] else known.sampled.policy
+            values = features(chosen, len(ltd.PLACES), deepest, lengths[row])
+            size = known.lengths[1 + int(answer(policy[1], values).argmax())]
+            many = min(size, int(exist.sum()))
+            assert np.asarray(order)[row, :many].tolist() == ranked[:many]
+            assert np.asarray(small.valid)[row].sum() <= size
+            assert np.asarray(small.valid)[row, :many].all()
+            seen.add(size)
+        counts = draw.integers(0, 3, ROWS)
+        lengths = lengths + counts
+        path = jnp.full((ROWS, DEPTH), -1)
+        state = update(state, small, Verdict(jnp.zeros((ROWS, 5)), jnp.asarray(counts), path))
+        assert state.length.tolist() == lengths.tolist()
+    return seen
+
+
+@pytest.mark.fast
+def test_decisions_are_those_of_the_networks(tmp_path):
+    seen = play(tmp_path)
+    assert seen >= {False, True} and len(seen) >= 4
+
+
+def _other_row(right, *args):
+    network, values = args
+    return right(network, values[::-1])
+
+
+def _one_more(right, known, state, *args):
+    order, count, state = right(known, state, *args)
+    return order, count + 1, state
+
+
+def _same_length(right, state, draft, verdict):
+    return right(state, draft, verdict.replace(count=verdict.count * 0))
+
+
+def _sampled(right, known, state, *args):
+    return right(known, state.replace(greedy=~state.greedy), *args)[0], state
+
+
+def _accepted_alone(right, state, draft, verdict):
+    """The bonus token is forgotten."""
+    return right(state, draft, verdict.replace(count=(verdict.count - 1).clip(0)))
+
+
+MISTAKES = {
+    "answers of another row": ("apply", _other_row),
+    "one node more": ("_size", _one_more),
+    "the length stands still": ("_update", _same_length),
+    "the policy of other rows": ("_ask", _sampled),
+    "the bonus token is not counted": ("_update", _accepted_alone),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found(name, monkeypatch, tmp_path):
+    place, wrong = MISTAKES[name]
+    right = getattr(ltd, place)
+    monkeypatch.setattr(ltd, place, lambda *args: wrong(right, *args))
+    with pytest.raises(AssertionError):
+        play(tmp_path)
+
+
+# The fit.
+
+
+def rounds_of(count=60, depth=3, sizes=2, seed=0):
+    """Random rounds: acceptance follows the first candidate of each level."""
+    draw = np.random.default_rng(seed)
+    candidates = draw.normal(size=(count, depth, WIDTHS[0])).astype(np.float32)
+    nodes = draw.normal(size=(count, depth, WIDTHS[1])).astype(np.float32)
+    deep = (candidates[:, 1:, 0] > 0).cumprod(1)
+    levels = np.concatenate([np.ones((count, 1)), deep], 1).cumsum(1)
+    tokens = 1 + np.minimum(levels[..., None], 1 + 2 * np.arange(sizes))
+    return ltd.Rounds(candidates, nodes, tokens.astype(np.float32))
+
+
+@pytest.mark.fast
+def test_expected_values_are_sums_over_all_actions():
+    """Against every depth and size with its probability; the greedy choice of each round too."""
+    rounds, draw = rounds_of(7), np.random.default_rng(3)
+    policy = tuple(map(functools.partial(weights, draw), WIDTHS, (1, 2)))
+    times = draw.random((3, 2)) + 1
+    tokens, spent = jax.jit(ltd.value)(policy, rounds, times)
+    levels, sizes = ltd.chosen(policy, rounds)
+    for m in range(7):
+        logits = answer(policy[0], rounds.candidates[m])[:, 0]
+        goes, total = 1 / (1 + np.exp(-logits)), np.zeros(2)
+        for d in range(3):
+            ends = np.prod(goes[1 : d + 1]) * (1 - goes[d + 1] if d < 2 else 1)
+            scores = answer(policy[1], rounds.nodes[m, d])
+            share = np.exp(scores - np.logaddexp.reduce(scores))
+            for s in range(2):
+                total += ends * share[s] * np.array([rounds.tokens[m, d, s], times[d, s]])
+        np.testing.assert_allclose([tokens[m], spent[m]], total, rtol=1e-4)
+        level = 1 if goes[1] <= 0.5 else 2 if goes[2] <= 0.5 else 3
+        assert levels[m] == level
+        assert sizes[m] == answer(policy[1], rounds.nodes[m, level - 1]).argmax()
+
+
+def _never_ends_early(right, policy, rounds, times):
+    """The chance to go on from one level is taken for that of the next one."""
+    return right(policy, rounds._replace(candidates=np.roll(rounds.candidates, 1, 1)), times)
+
+
+def _free(right, policy, rounds, times):
+    tokens, spent = right(policy, rounds, times)
+    return tokens, jnp.ones_like(spent)
+
+
+def check_fit():
+    """Where levels are accepted is known from the candidates: the fit is near the best policy."""
+    rounds, times = rounds_of(900), 2 + np.array([[0.4], [0.8], [1.2]]) + np.array([0, 0.2])
+    policy = ltd.fit(rounds, times)
+    test = rounds_of(400, seed=1)
+    fixed = (test.tokens.sum(0) / (len(test.tokens) * times)).max()
+    # The rate of the policy that knows what is accepted, by Dinkelbach's iteration.
+    best = 1.0
+    for _ in range(20):
+        flat = (test.tokens - best * times).reshape(len(test.tokens), -1).argmax(1)
+        at = np.arange(len(flat)), flat // 2, flat % 2
+        best = test.tokens[at].sum() / times[at[1:]].sum()
+    found = ltd.rate(policy, test, times)
+    assert fixed < 0.9 * best and found > 0.94 * best
+
+
+@pytest.mark.fast
+def test_the_fit_finds_what_pays():
+    check_fit()
+
+
+@pytest.mark.parametrize("wrong", [_never_ends_early, _free])
+def test_mistakes_of_the_fit_are_found(wrong, monkeypatch):
+    monkeypatch.setattr(ltd, "value", functools.partial(wrong, ltd.value))
+    with pytest.raises(AssertionError):
+        check_fit()
+
+
+# Recorded rounds of the compiled loop.
+
+MODEL, TABLE = testing.tabular(6), testing.random_table(0, 6, 3.0)
+NEAR = testing.random_table(0, 6, 2.0)
+TREE = {"tree": "dynamic", "nodes": 6, "depth": 3, "top_k": 2}
+
+
+def job(temperature=0.0):
+    prompts = [[1, 2, 3, 1], [4, 5, 0], [2, 2], [5]]
+    return Job(MODEL, TABLE, prompts, {"temperature": temperature}, 2, 20, (), 0, 1)
+
+
+def maker(text):
+    drafter = drafters.make("draft_model", MODEL, model=MODEL, params=NEAR, control=text, **TREE)
+    params = ModelParams(TABLE, drafter.init_params(jax.random.key(0)))
+    return Method("tree", drafter, accept.load("deterministic"), params)
+
+
+def test_recorded_rounds_are_those_of_the_loop(monkeypatch):
+    """What each depth and size would bring, against rounds with this depth and size."""
+    one, before, real = job(), [], profile._generate
+
+    def generate(job, method, state, rounds):
+        before.append(jax.tree.map(jnp.copy, state))
+        return real(job, method, state, rounds)
+
+    monkeypatch.setattr(profile, "_generate", generate)
+    monkeypatch.setattr(profile, "POLICY_ROUNDS", 12)
+    sizes = costs.sizes(6)[1:]
+    found = profile._rounds(one, maker(ltd.recorder(3, 6)), sizes)
+    monkeypatch.setattr(profile, "_generate", real)
+    assert found.candidates.shape[1:] == (3, WIDTHS[0]) and found.nodes.shape[1:] == (3, WIDTHS[1])
+    assert found.tokens.shape[1:] == (3, len(sizes)) and len(found.tokens) > 8
+    method = maker(profile._forced(6, True))
+    row = 0
+    for start in before[::3]:
+        state = begun(start)
+        counts = np.zeros((3, len(sizes), 2), int)
+        for d, s in np.ndindex(3, len(sizes)):
+            draft = profile._changed(state.draft, profile.Forced, "deepest", d + 1)
+            own = state.replace(draft=profile.with_length(draft, sizes[s]))
+            after, _ = real(one, method, jax.tree.map(jnp.copy, own), 1)
+            counts[d, s] = np.asarray(after.length - state.length)
+        live = counts.any((0, 1))
+        for each in np.flatnonzero(live):
+            # The last round of a text ends at its limit.
+            left = int(state.limit[each] - state.length[each])
+            expected = np.minimum(found.tokens[row], left)
+            assert counts[..., each].tolist() == expected.tolist()
+            row += 1
+    assert row == len(found.tokens)
+    assert len(np.unique(found.tokens)) > 2
+
+
+def begun(like):
+    """The state with the controller of forced depths and sizes."""
+    fresh = profile._forced(6, True).init(step.context_of(like))
+
+    def change(x):
+        return fresh if isinstance(x, ltd.Recorded) else x
+
+    draft = jax.tree.map(change, like.draft, is_leaf=lambda x: isinstance(x, ltd.Recorded))
+    return like.replace(draft=draft)
+
+
+def test_a_profile_has_the_policies(monkeypatch, tmp_path):
+    """Measured, written, read, and used; its times are those of levels and nodes."""
+    monkeypatch.setattr(profile, "POLICY_ROUNDS", 24)
+    monkeypatch.setattr(profile, "_seconds", lambda job, cells: {c: 1.0 + 0.2 * c for c in cells})
+    seen = []
+    right = ltd.fit
+    monkeypatch.setattr(
+        ltd, "fit", lambda rounds, times, say: seen.append(times) or right(rounds, times)
+    )
+    how = {"names": ("m", "d"), "nodes": True, "policies": True}
+    found = profile.measure([job()], maker, lambda message: None, **how)
+    # One node more costs 0.2, and one level more 0.2; all levels were there when nodes were timed.
+    np.testing.assert_allclose(seen[0], 1.2 + 0.2 * (np.arange(3)[:, None] + np.array([0, 2, 5])))
+    path = tmp_path / "ltd.json"
+    path.write_text(json.dumps(found.to_json()))
+    loaded = costs.read(path, costs.NODES).batches[2]
+    for read, fitted in zip(loaded.greedy.policy, found.batches[2].greedy.policy, strict=True):
+        assert all(
+            (x == y).all() and x.dtype == np.float32 for x, y in zip(read, fitted, strict=True)
+        )
+    assert profile.by_nodes("ltd") and control.wants_policies("ltd")
+    assert not control.wants_policies("budget") and not control.wants_policies(
+        f"ltd:profile={path}"
+    )
+    assert control.parse(f"ltd:profile={path}").sizes(6) == (0, 1, 3, 6)
+
+
+# Exact laws and texts.
+
+TREES = {name: keys for name, keys in KEYS.items() if name not in ("trie", "token_recycling")}
+
+
+@pytest.mark.xdist_group("enumeration")
+@pytest.mark.parametrize("name", by_default(TREES, ("dynamic",)))
+def test_two_rounds_have_the_law_of_the_target(name, tmp_path):
+    nodes = made(name, *cases.models()[:2], cases.table(0), "").nodes
+    found = two_rounds(name, written(tmp_path, nodes)[0])
+    assert testing.total_variation(found.law, found.truth) < 1e-12 and found.drafted > 0
+
+
+@pytest.mark.slow
+def test_the_compiled_loop_at_temperature_one(tmp_path):
+    """Counted over several rounds."""
+    target, draft, _ = cases.models()
+    params = ModelParams(cases.table(0), cases.table(1))
+    drafter = made("dynamic", target, draft, params.target, written(tmp_path, 6)[0])
+    given = target, drafter, accept.load("deterministic"), params
+    fit = loop.loop_fit(*given, cases.REPEATED, 5, 60_000)
+    assert fit.p_value > 1e-4 and fit.detectable < 0.025
+
+
+@pytest.mark.parametrize("name", by_default(TREES, ("dynamic",)))
+def test_greedy_texts_and_widths(name, tmp_path):
+    nodes = made(name, *cases.models()[:2], cases.table(0), "").nodes
+    found = check_texts(name, written(tmp_path, nodes, seed=2)[0])
+    assert name != "dynamic" or (found[0][0] == {2, 4} and found[1][0] == {7})
+
+
+@pytest.mark.fast
+def test_refused(tmp_path):
+    """Without policies, from Python and from a configuration; lookups; drawn trees."""
+    target, draft, _ = cases.models()
+    own = {"model": draft, "tree": "dynamic", "nodes": 6, "depth": 2, "top_k": 2}
+    drafter = drafters.make("draft_model", target, control="ltd", **own)
+    with pytest.raises(UserError, match="policies were not fitted; give ltd:profile=FILE: mode"):
+        drafter.rare.check_rows(1)
+    with pytest.raises(UserError, match="has no policies of ltd; measure one anew"):
+        control.parse(written(tmp_path, 6, policies=False)[0])
+    text = written(tmp_path, 6)[0]
+    for name, keys, what in (
+        ("draft_model", {"model": draft, "tree": "2x2"}, "drafts drawn nodes"),
+        ("draft_model", {"model": draft, "gamma": 3}, "drafts a chain"),
+        ("trie", {}, "reads the probabilities of a draft as it grows, and trie has none"),
+    ):
+        with pytest.raises(UserError, match=what):
+            drafters.make(name, target, control=text, **keys)
