@@ -8,8 +8,8 @@ trees. Two parts, without times:
 
 - One position: the chance that one of k independent drafts is accepted, the mean over all places of
   texts that the target wrote, by ``recursive`` (SpecInfer, 2305.09781), ``k_seq`` (SpecTr,
-  2310.15141), ``coupled`` (2506.05632; by simulation), and the largest chance of any lossless rule
-  (``theory.best_acceptance``).
+  2310.15141), ``gbv`` (2602.16961), ``coupled`` (2506.05632; by simulation), and the largest chance
+  of any lossless rule (``theory.best_acceptance``).
 - Trees of 12 drawn nodes: tokens per round by shape, rule and temperature, as Thomas et al. 2026
   (2602.16994) compare them. A shape that branches late is a chain first and several chains after it
   (their delayed tree expansion).
@@ -55,6 +55,7 @@ TREES = {
     "recursive": ("iid", "recursive"),
     "k_seq": ("iid", "k_seq"),
     "traversal": ("iid", "traversal"),
+    "gbv": ("iid", "gbv"),
     "recursive, distinct siblings": ("without_replacement", "recursive"),
     "traversal, distinct siblings": ("without_replacement", "traversal"),
 }
@@ -79,9 +80,19 @@ def accepted(target: np.ndarray, draft: np.ndarray, count: int, seed: int) -> di
     return {
         "recursive": 1 - rejected,
         "k_seq": np.asarray(passes),
+        "gbv": last_draw(target, draft, count),
         "coupled": coupled(target, draft, count, seed),
         "best": theory.best_acceptance(target, draft, count),
     }
+
+
+def last_draw(target: np.ndarray, draft: np.ndarray, count: int) -> np.ndarray:
+    """The chance f64[P] that the last of ``count`` drafts by target / draft is accepted."""
+    order = np.argsort(target / np.maximum(draft, 1e-300), -1, kind="stable")
+    first, second = (np.take_along_axis(x, order, -1) for x in (target, draft))
+    until = np.minimum(np.cumsum(second, -1), 1)
+    law = np.diff(until**count, axis=-1, prepend=0)
+    return np.minimum(first, law).sum(-1)
 
 
 def coupled(target: np.ndarray, draft: np.ndarray, count: int, seed: int) -> np.ndarray:

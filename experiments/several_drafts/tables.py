@@ -9,6 +9,7 @@ POSITIONS = (
     Column("drafts", "drafts"),
     Column("recursive", "recursive", ".3f"),
     Column("k_seq", "k_seq", ".3f"),
+    Column("gbv", "gbv", ".3f"),
     Column("coupled", "coupled", ".3f"),
     Column("the best rule", "best", ".3f"),
 )

@@ -69,17 +69,21 @@ def after(
     return leftover(accepted, draft, target_probs, (1 / jnp.where(scale > 0, scale, 1))[:, None])
 
 
-def block(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-    """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
+def decide(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How many tokens of a chain of N > 0 nodes are accepted, and the token after them, i32[B]."""
     size = draft.tokens.shape[1]
-    if size == 0:
-        zero = jnp.zeros(draft.tokens.shape[:1], jnp.int32)
-        return verdict.prefix(draft, zero, keys.draw(RESIDUAL, target_probs[:, 0]))
     weight = weights(draft, target_probs)
     passed = keys.coins(size, target_probs.dtype).flip(*chances(draft, target_probs, weight))
     accepted = jnp.max(jnp.where(passed, jnp.arange(1, size + 1), 0), -1)
-    token = keys.draw(RESIDUAL, after(accepted, draft, target_probs, weight))
-    return verdict.prefix(draft, accepted, token)
+    return accepted, keys.draw(RESIDUAL, after(accepted, draft, target_probs, weight))
+
+
+def block(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
+    """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
+    if draft.tokens.shape[1] == 0:
+        zero = jnp.zeros(draft.tokens.shape[:1], jnp.int32)
+        return verdict.prefix(draft, zero, keys.draw(RESIDUAL, target_probs[:, 0]))
+    return verdict.prefix(draft, *decide(keys, draft, target_probs))
 
 
 def make() -> Accept:

@@ -142,6 +142,13 @@ def _k_seq(target, drafts, width):
     return float(1 - (1 - beta) ** width)
 
 
+def _last_draw(target, drafts, width):
+    order = np.argsort(target / drafts[0], kind="stable")
+    until = np.cumsum(drafts[0][order])
+    law = until**width - np.concatenate([[0], until[:-1]]) ** width
+    return float(np.minimum(target[order], law).sum())
+
+
 ClosedForm = Callable[[np.ndarray, list[np.ndarray], int], float | None]
 """(target f[V], draft distributions, number of siblings) -> the chance, None: not known."""
 
@@ -161,6 +168,8 @@ CLOSED_FORMS: dict[tuple[str, str], ClosedForm] = {
     ("rejection", CHAIN): _rejection,
     # Sun et al. 2023 (2310.15141), section 3.
     **{("k_seq", kind): _k_seq for kind in (CHAIN, IID)},
+    # Thomas and Pal 2026 (2602.16961): the last of the draws by target / draft.
+    **{("gbv", kind): _last_draw for kind in (CHAIN, IID)},
 }
 
 

@@ -113,6 +113,24 @@ PUBLISHED = (
         "SpecTr (2310.15141), a rounded rho",
     ),
     rule_mutant(
+        tree_rules.gbv_with_the_law_of_one_draw,
+        "iid",
+        "the best of several paths is tested as if it were the only one",
+        "block verification of a chosen path",
+    ),
+    rule_mutant(
+        tree_rules.gbv_with_one_draw_too_many,
+        "iid",
+        "the law of the best of n + 1 draws",
+        "greedy block verification (2602.16961), an off-by-one",
+    ),
+    rule_mutant(
+        tree_rules.gbv_without_copies,
+        "iid",
+        "of equal siblings only one is kept, and the law is that of all",
+        "greedy block verification on a merged tree",
+    ),
+    rule_mutant(
         tree_rules.padding_is_tested,
         "ragged",
         "nodes that do not exist are tested as token 0",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import rng
-from specjax.accept import k_seq, recursive, traversal
+from specjax.accept import gbv, k_seq, recursive, traversal
 from specjax.accept import verdict as _verdict
 from specjax.types import Draft, Verdict
 
@@ -99,6 +99,48 @@ def k_seq_with_small_rho(keys, draft, target_probs):
         lambda w: w.open.any(), level, _verdict.begin_walk(draft, target_probs)
     )
     return _verdict.along(draft, walk.path, keys.draw(rng.RESIDUAL, walk.probs))
+
+
+def _gbv_with(monkey, keys, draft, target_probs):
+    """``gbv`` with other functions of its module."""
+    right = {name: getattr(gbv, name) for name in monkey}
+    try:
+        for name, wrong in monkey.items():
+            setattr(gbv, name, wrong)
+        return gbv.gbv(keys, draft, target_probs)
+    finally:
+        for name, own in right.items():
+            setattr(gbv, name, own)
+
+
+def gbv_with_the_law_of_one_draw(keys, draft, target_probs):
+    """Tests the best path as if it were the only one."""
+    return _gbv_with({"last_of": lambda count, probs, rank: probs}, keys, draft, target_probs)
+
+
+def gbv_with_one_draw_too_many(keys, draft, target_probs):
+    """Takes the law of the best of n + 1 draws."""
+    right = gbv.last_of
+    wrong = {"last_of": lambda count, probs, rank: right(count + 1, probs, rank)}
+    return _gbv_with(wrong, keys, draft, target_probs)
+
+
+def gbv_without_copies(keys, draft, target_probs):
+    """Goes on from the best node alone, and not from all nodes with its tokens."""
+    own = _verdict.parents(draft)
+    place = jnp.arange(own.shape[1])
+    same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (own[:, :, None] == own[:, None])
+    later = (same & (place[:, None] > place) & draft.valid[:, None]).any(-1)
+    # The tree without later copies; their number stays in the law of the first level.
+    right, counts = gbv.last_of, (draft.valid & (own < 0)).sum(-1)
+    first = [True]
+
+    def law(count, probs, rank):
+        count, first[0] = (counts if first[0] else count), False
+        return right(count, probs, rank)
+
+    small = draft.replace(valid=draft.valid & ~later)
+    return _gbv_with({"last_of": law}, keys, small, target_probs)
 
 
 def padding_is_tested(keys, draft, target_probs):

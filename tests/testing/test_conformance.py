@@ -30,7 +30,7 @@ from specjax.types import SIBLINGS
 RULES = {name: accept.load(name) for name in accept.names()}
 DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 # Rules of the pairs that run by default; in every pair the drafts of some rows are ragged.
-# Together: i.i.d. siblings with k_seq and recursive; siblings without replacement with traversal;
+# Together: i.i.d. siblings with k_seq, gbv and recursive; siblings without replacement with traversal;
 # deterministic ones with match, deterministic, recursive and traversal; independent ones with
 # recursive (test_laws.py enumerates the others). A lossy rule depends on the target's probs alone,
 # so it runs with one drafter.
@@ -86,7 +86,7 @@ def test_other_pairs_are_refused_before_compiling():
 @pytest.mark.parametrize(
     ("case", "rules"),
     [
-        ("chain", "block chain deterministic k_seq match recursive rejection traversal"),
+        ("chain", "block chain deterministic gbv k_seq match recursive rejection traversal"),
         ("independent", "deterministic match recursive traversal"),
     ],
 )

@@ -29,7 +29,7 @@ MATRIX = {
         {"model": "@draft", "gamma": 2},
         ("chain", "lenient", "rollback", "tolerance", "typical"),
     ),
-    "iid": ("draft_tree", {"model": "@draft", "tree": "2x1", "siblings": "iid"}, ("k_seq",)),
+    "iid": ("draft_tree", {"model": "@draft", "tree": "2x1", "siblings": "iid"}, ("k_seq", "gbv")),
     "without_replacement": (
         "draft_tree",
         {"model": "@draft", "tree": "2x1", "siblings": "without_replacement"},
