@@ -4,7 +4,8 @@ GBV (Thomas and Pal 2026, 2602.16961). At each node all tokens are ordered by ta
 path takes the drafted token that is last in this order, level by level. It is then a draw from a
 known distribution, that of the last of n draws, and block verification (Sun et al. 2025,
 2403.10444) tests it as the only draft. One path is ``block`` itself. The order serves the first
-level: more paths accept more on average, and not for every pair of distributions.
+level: more paths accept more on average, and fewer where the draft is nearly the target, because
+the best of several draws from the target is no draw from it.
 
 n is the number of draws that there were: the children of all nodes with the same tokens along their
 paths. The authors take the mean over the numbers that are possible for i.i.d. chains; this accepts

@@ -30,10 +30,10 @@ from specjax.types import SIBLINGS
 RULES = {name: accept.load(name) for name in accept.names()}
 DRAFTERS = {name: cases.case(name).drafter for name in cases.NAMES}
 # Rules of the pairs that run by default; in every pair the drafts of some rows are ragged.
-# Together: i.i.d. siblings with k_seq, gbv and recursive; siblings without replacement with traversal;
-# deterministic ones with match, deterministic, recursive and traversal; independent ones with
-# recursive (test_laws.py enumerates the others). A lossy rule depends on the target's probs alone,
-# so it runs with one drafter.
+# Together: i.i.d. siblings with k_seq, gbv and recursive; siblings without replacement with
+# traversal; deterministic ones with match, deterministic, recursive and traversal; independent ones
+# with recursive (test_laws.py enumerates the others). A lossy rule depends on the target's probs
+# alone, so it runs with one drafter.
 DEFAULT = {name: rules for name, rules in cases.RULES.items() if rules and name in cases.NAMES}
 PAIRS = [(case, rule) for case, rule, _ in cases.pairs()]
 
