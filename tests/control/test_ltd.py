@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
+import types
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commandline import ROOT
 from marks import by_default
 from sized_cases import (
     DEPTH,
@@ -29,10 +32,12 @@ from sized_cases import (
 
 from specjax import accept, control, drafters, sampling, step, testing
 from specjax.bench import profile
+from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.control import costs, ltd
 from specjax.control._controller import Ahead
 from specjax.errors import UserError
+from specjax.run import bench
 from specjax.testing import loop
 from specjax.types import Context, Draft, ModelParams, Verdict
 
@@ -363,7 +368,65 @@ def test_refused(tmp_path):
     for name, keys, what in (
         ("draft_model", {"model": draft, "tree": "2x2"}, "drafts drawn nodes"),
         ("draft_model", {"model": draft, "gamma": 3}, "drafts a chain"),
+        ("draft_model", own | {"nodes": 5}, "fitted to trees of 6 nodes, and draft_model drafts 5"),
         ("trie", {}, "reads the probabilities of a draft as it grows, and trie has none"),
     ):
         with pytest.raises(UserError, match=what):
             drafters.make(name, target, control=text, **keys)
+    drafters.make("draft_model", target, control=text, **own)
+
+
+def _changed(network, array, change):
+    def changed(policy):
+        policy[network][array] = change(policy[network][array])
+
+    return changed
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_changed(0, 1, lambda x: [float("nan"), *x[1:]]), "weights of policies must be finite"),
+        (_changed(1, 3, lambda x: [1e300, *x[1:]]), "weights of policies must be finite"),
+        (_changed(0, 0, lambda x: x[1:]), "other shapes; measure one anew"),
+        (_changed(0, 1, lambda x: [*x, 0.0]), "other shapes"),
+        (_changed(1, 3, lambda x: x[1:]), "other shapes"),
+        (lambda policy: policy.reverse(), "other shapes"),
+        (lambda policy: policy.pop(), "other shapes"),
+        (lambda policy: policy[1].pop(), "other shapes"),
+    ],
+)
+def test_wrong_policies_are_refused(change, message, tmp_path):
+    text, _ = written(tmp_path, 6)
+    path = pathlib.Path(text.partition("=")[2])
+    profile_of = json.loads(path.read_text())
+    # Those of one kind of rows alone, in the last batch size.
+    change(profile_of["batches"]["8"]["sampled"]["policy"])
+    path.write_text(json.dumps(profile_of))
+    with pytest.raises(UserError, match=message) as error:
+        control.parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.fast
+def test_a_file_of_policies_is_no_reason_to_fit(monkeypatch):
+    """In mode bench, beside a controller whose profile is measured with the same drafter."""
+    seen, target = [], types.SimpleNamespace(directory="x")
+    monkeypatch.setattr(bench, "_jobs", lambda cells: ([job()], True))
+    empty = costs.Profile("", "", "", {})
+    monkeypatch.setattr(profile, "measure", lambda *_, **how: seen.append(how) or empty)
+    for texts, fits in ((("goodput", "ltd:profile=FILE"), False), (("budget", "ltd"), True)):
+        chosen = {
+            text: MethodChoice({"name": "draft_model", "control": text, **TREE}, "", {})
+            for text in texts
+        }
+        bench._measured(types.SimpleNamespace(methods=chosen), target, [], texts[0], print)
+        assert seen.pop()["policies"] == fits
+
+
+def test_a_bench_without_other_prompts_is_refused(cli):
+    config = f"--config={ROOT}/configs/controllers.py:dynamic_tree,{ROOT}/assets,ltd"
+    status, _, err, workdir = cli(config, "--config.warm_prompts=0")
+    assert status == 2 and "the controller 'ltd' is fitted to prompts that are not measured" in err
+    assert len(err.splitlines()) == 1 and not workdir.exists()
