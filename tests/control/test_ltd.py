@@ -59,12 +59,20 @@ def features(best, count, depth, length):
 
 
 def play(folder):
-    """``ltd`` beside NumPy: depths and nodes of random trees, in rounds of three rows."""
+    """``ltd`` beside NumPy: depths and nodes of random trees, in rounds of three rows.
+
+    What is recorded for the fit are the values that are read.
+    """
     text, known = written(folder, NODES)
     own, draw, lengths = control.parse(text), np.random.default_rng(1), np.array([3, 500, 2000])
     greedy = np.array([True, False, False])
     settings = sampling.make_sampling(ROWS, [0.0, 1.0, 1.0])
-    state = own.init(Context(jnp.zeros((ROWS, 3), jnp.int32), jnp.asarray(lengths), settings))
+    context = Context(jnp.zeros((ROWS, 3), jnp.int32), jnp.asarray(lengths), settings)
+    recorder = ltd.recorder(DEPTH, NODES)
+    state, records = own.init(context), recorder.init(context)
+    record = jax.jit(recorder.ask)
+    record_nodes = jax.jit(functools.partial(control.sized, recorder))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4)
     ask, sized = jax.jit(own.ask), jax.jit(functools.partial(control.sized, own))
     update, seen = jax.jit(own.update), set()
     for _ in range(12):
@@ -74,11 +82,14 @@ def play(folder):
             given = (jnp.asarray(x, jnp.float32) for x in (logits, above))
             ahead = Ahead(jnp.int32(depth), *given, jnp.asarray(valid), jnp.zeros(valid.shape))
             goes, state = ask(state, ahead)
+            every, records = record(records, ahead)
+            assert every.all()
             prob = logits - np.logaddexp.reduce(logits, -1, keepdims=True) + above[..., None]
             for row in range(ROWS):
                 best = sorted(prob[row][valid[row]].ravel(), reverse=True)
                 policy = known.greedy.policy if greedy[row] else known.sampled.policy
                 values = features(best, ltd.CANDIDATES, depth, lengths[row])
+                close(records.candidates[row, depth], values)
                 assert goes[row] == (depth == 0 or answer(policy[0], values)[0] > 0)
                 seen.add(bool(goes[row]))
         parents, valid = zip(*[random_tree(draw) for _ in range(ROWS)], strict=True)
@@ -86,6 +97,8 @@ def play(folder):
         tokens = jnp.broadcast_to(jnp.arange(NODES), (ROWS, NODES))
         draft = Draft(tokens, jnp.asarray(valid), jnp.asarray(parents), depth=DEPTH)
         small, order, state = sized(state, draft, jnp.asarray(log_prob, jnp.float32))
+        whole, _, records = record_nodes(records, draft, jnp.asarray(log_prob, jnp.float32))
+        assert np.asarray(whole.valid).sum(1).tolist() == np.sum(valid, 1).tolist()
         for row in range(ROWS):
             paths = paths_of(parents[row], valid[row], log_prob[row])
             ranked = sorted(range(NODES), key=lambda n, paths=paths: (-paths[n], n))
@@ -95,6 +108,7 @@ def play(folder):
             deepest = max(levels[exist], default=0)
             policy = known.greedy.policy if greedy[row] else known.sampled.policy
             values = features(chosen, len(ltd.PLACES), deepest, lengths[row])
+            close(records.nodes[row], values)
             size = known.lengths[1 + int(answer(policy[1], values).argmax())]
             many = min(size, int(exist.sum()))
             assert np.asarray(order)[row, :many].tolist() == ranked[:many]
@@ -104,7 +118,8 @@ def play(folder):
         counts = draw.integers(0, 3, ROWS)
         lengths = lengths + counts
         path = jnp.full((ROWS, DEPTH), -1)
-        state = update(state, small, Verdict(jnp.zeros((ROWS, 5)), jnp.asarray(counts), path))
+        verdict = Verdict(jnp.zeros((ROWS, 5)), jnp.asarray(counts), path)
+        state, records = update(state, small, verdict), recorder.update(records, whole, verdict)
         assert state.length.tolist() == lengths.tolist()
     return seen
 
@@ -173,12 +188,12 @@ def rounds_of(count=60, depth=3, sizes=2, seed=0):
 @pytest.mark.fast
 def test_expected_values_are_sums_over_all_actions():
     """Against every depth and size with its probability; the greedy choice of each round too."""
-    rounds, draw = rounds_of(7), np.random.default_rng(3)
+    rounds, draw = rounds_of(40), np.random.default_rng(3)
     policy = tuple(map(functools.partial(weights, draw), WIDTHS, (1, 2)))
     times = draw.random((3, 2)) + 1
     tokens, spent = jax.jit(ltd.value)(policy, rounds, times)
     levels, sizes = ltd.chosen(policy, rounds)
-    for m in range(7):
+    for m in range(40):
         logits = answer(policy[0], rounds.candidates[m])[:, 0]
         goes, total = 1 / (1 + np.exp(-logits)), np.zeros(2)
         for d in range(3):
@@ -224,6 +239,47 @@ def test_the_fit_finds_what_pays():
     check_fit()
 
 
+@pytest.mark.fast
+def test_rounds_that_are_held_out_choose(monkeypatch):
+    """The steps see the first four fifths; of the policies the best one in the others is taken."""
+    monkeypatch.setattr(ltd, "STEPS", 1)
+    monkeypatch.setattr(ltd, "LOOKS", 3)
+    rounds, times = rounds_of(21), 1 + np.array([[0.4, 0.6], [0.8, 1.0], [1.2, 1.4]])
+    # Other fixed trees are the best ones in the two parts.
+    rounds.tokens[:17, 2, 1] += 5
+    rounds.tokens[17:, 0, 0] += 9
+    stepped, policies, value = [], [], ltd.value
+    monkeypatch.setattr(ltd, "value", lambda *args: stepped.append(args[1]) or value(*args))
+
+    def rate(policy, *args):
+        policies.append((policy, *args))
+        return [1.0, 3.0, 2.0][len(policies) - 1]
+
+    monkeypatch.setattr(ltd, "rate", rate)
+    messages = []
+    found = ltd.fit(rounds, times, messages.append)
+    assert found is policies[1][0]
+    for seen, part in ((stepped[0], slice(17)), (policies[0][1], slice(17, 21))):
+        assert all((x == y[part]).all() for x, y in zip(seen, rounds, strict=True))
+    level, size = divmod(int((rounds.tokens[:17].mean(0) / times).argmax()), 2)
+    fixed = rounds.tokens[17:, level, size].mean() / times[level, size]
+    assert messages[0].endswith(f"the best fixed tree, {level + 1} levels: {fixed:.2f}")
+    assert messages[0].startswith("ltd: 3.00 tokens")
+
+
+@pytest.mark.fast
+def test_the_fit_is_for_the_speed_of_a_text(monkeypatch):
+    """Half of the rounds get 1 token in any case; a round of the others gets 2, or 5.8 in 3 times
+    the time: less for this round alone, and more for the text."""
+    monkeypatch.setattr(ltd, "LOOKS", 4)
+    rounds = rounds_of(300, 2, 1)
+    good = rounds.candidates[:, 1, 0] > 0
+    rounds.tokens[:, :, 0] = np.where(good[:, None], [2, 5.8], 1)
+    times = np.array([[1.0], [3.0]])
+    levels, _ = ltd.chosen(ltd.fit(rounds, times), rounds)
+    assert (levels == 1 + good).mean() > 0.95
+
+
 @pytest.mark.parametrize("wrong", [_never_ends_early, _free])
 def test_mistakes_of_the_fit_are_found(wrong, monkeypatch):
     monkeypatch.setattr(ltd, "value", functools.partial(wrong, ltd.value))
@@ -250,8 +306,12 @@ def maker(text):
 
 
 def test_recorded_rounds_are_those_of_the_loop(monkeypatch):
-    """What each depth and size would bring, against rounds with this depth and size."""
-    one, before, real = job(), [], profile._generate
+    """What each depth and size would bring, against rounds with this depth and size.
+
+    One row is greedy, and one is sampled; the last batch has one row that is finished.
+    """
+    one, before, real = job([0.0, 1.0]), [], profile._generate
+    one = one._replace(prompts=one.prompts[:3])
 
     def generate(job, method, state, rounds):
         before.append(jax.tree.map(jnp.copy, state))
@@ -280,6 +340,11 @@ def test_recorded_rounds_are_those_of_the_loop(monkeypatch):
             left = int(state.limit[each] - state.length[each])
             expected = np.minimum(found.tokens[row], left)
             assert counts[..., each].tolist() == expected.tolist()
+            # What the policies read is of this round, and in the order of the levels.
+            read = found.candidates[row, :, -2:], found.nodes[row, :, -2:] - np.array([0.1, 0])
+            depths, length = np.arange(3) / 10, np.full(3, state.length[each] / 1000)
+            for values in read:
+                np.testing.assert_allclose(values, np.stack([depths, length], 1), atol=1e-6)
             row += 1
     assert row == len(found.tokens)
     assert len(np.unique(found.tokens)) > 2
