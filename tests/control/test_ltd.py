@@ -247,7 +247,7 @@ def test_rounds_that_are_held_out_choose(monkeypatch):
     rounds, times = rounds_of(21), 1 + np.array([[0.4, 0.6], [0.8, 1.0], [1.2, 1.4]])
     # Other fixed trees are the best ones in the two parts.
     rounds.tokens[:17, 2, 1] += 5
-    rounds.tokens[17:, 0, 0] += 9
+    rounds.tokens[17:] += [[9, 0], [0, 0], [0, 1]]
     stepped, policies, value = [], [], ltd.value
     monkeypatch.setattr(ltd, "value", lambda *args: stepped.append(args[1]) or value(*args))
 
@@ -364,8 +364,13 @@ def begun(like):
 def test_a_profile_has_the_policies(monkeypatch, tmp_path):
     """Measured, written, read, and used; its times are those of levels and nodes."""
     monkeypatch.setattr(profile, "POLICY_ROUNDS", 24)
-    monkeypatch.setattr(profile, "_seconds", lambda job, cells: {c: 1.0 + 0.2 * c for c in cells})
-    seen = []
+    timed, seen = [], []
+
+    def seconds(job, cells):
+        timed.append(cells)
+        return {cell: 1.0 + 0.2 * cell for cell in cells}
+
+    monkeypatch.setattr(profile, "_seconds", seconds)
     right = ltd.fit
     monkeypatch.setattr(
         ltd, "fit", lambda rounds, times, say: seen.append(times) or right(rounds, times)
@@ -374,6 +379,12 @@ def test_a_profile_has_the_policies(monkeypatch, tmp_path):
     found = profile.measure([job()], maker, lambda message: None, **how)
     # One node more costs 0.2, and one level more 0.2; all levels were there when nodes were timed.
     np.testing.assert_allclose(seen[0], 1.2 + 0.2 * (np.arange(3)[:, None] + np.array([0, 2, 5])))
+    # Of the trees of so many levels one node is verified.
+    for level, (_, state, nodes) in timed[1].items():
+        leaves = jax.tree.leaves(state.draft, is_leaf=lambda x: isinstance(x, profile.Forced))
+        [forced] = [x for x in leaves if isinstance(x, profile.Forced)]
+        assert (forced.deepest == level).all() and nodes == min(level, 1)
+    assert list(timed[1]) == [0, 1, 2, 3]
     path = tmp_path / "ltd.json"
     path.write_text(json.dumps(found.to_json()))
     loaded = costs.read(path, costs.NODES).batches[2]
