@@ -34,8 +34,7 @@ from specjax import accept, control, drafters, sampling, step, testing
 from specjax.bench import profile
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
-from specjax.control import costs, ltd
-from specjax.control._controller import Ahead
+from specjax.control import Ahead, costs, ltd
 from specjax.errors import UserError
 from specjax.run import bench
 from specjax.testing import loop
