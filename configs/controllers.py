@@ -6,8 +6,9 @@
     python -m specjax.run --config=configs/controllers.py:prompt_lookup --config.target=DIR \\
         --config.prompts=FILE
 
-The argument is a drafter (``dynamic_tree``: a draft model that drafts such a tree), optionally a folder with a target and a draft (``hydra``: heads), and
-optionally controllers, instead of all: "prompt_lookup,,fixed:2;fixed:8;pending:FILE".
+The argument is a drafter (``dynamic_tree``: a draft model that drafts such a tree), optionally a
+folder with a target and a draft (``hydra``: heads), and optionally controllers, instead of all:
+"prompt_lookup,,fixed:2;fixed:8;pending:FILE".
 Held-out Python code, greedy and at temperature 1, in batches of 1 and 8. ``goodput`` measures what
 rounds cost before the bench begins, and the acceptance on 4 prompts that are not measured; ``ltd``
 fits its policies to 16.

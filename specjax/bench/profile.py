@@ -287,7 +287,11 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
 
 
 def _rounds(job: Job, method: Method, sizes: Sequence[int]) -> ltd.Rounds:
-    """Rounds of all prompts of the job, each played from one state with trees of every depth."""
+    """Rounds of all prompts of the job, each played from one state with trees of every depth.
+
+    A size would have brought the accepted nodes within it; with the rule "traversal", whose draws
+    depend on the whole tree, the mean alone is right. The last round of a text may have one more.
+    """
     depth, rows = method.drafter.longest, max(len(job.prompts), 1)
     found: list[ltd.Rounds] = []
     for batch in batches(job):

@@ -98,6 +98,8 @@ class Controller(NamedTuple):
     lengths: tuple[int, ...] = ()
     # With ``size``: the most nodes that are verified, one of ``costs.sizes`` of this number.
     most_nodes: int = 0
+    # Whether trees must have so many nodes, because it was fitted to them.
+    exact_nodes: bool = False
     # Whether its answers depend on the other rows of the batch. The output law of a row does not.
     shared: bool = False
 
@@ -127,14 +129,24 @@ def longest(
     return jnp.maximum(most, 0).astype(jnp.int32)
 
 
-def check_tree(controller: Controller | None, name: str, siblings: str) -> None:
-    """Raises UserError for a ``Controller.size`` and drafts whose law it would change."""
-    if controller is not None and controller.size is not None and siblings != DETERMINISTIC:
+def check_tree(controller: Controller | None, name: str, siblings: str, nodes: int) -> None:
+    """Raises UserError for a ``Controller.size`` and drafts of ``name`` that it does not take.
+
+    It would change their law, or it was fitted to trees of another size.
+    """
+    if controller is None or controller.size is None:
+        return
+    if siblings != DETERMINISTIC:
         drawn = "a chain, which has no nodes to choose from" if siblings == CHAIN else "drawn nodes"
         raise UserError(
             f"control is {controller.name!r}, which leaves out nodes of a tree by their tokens, "
             f"and {name} drafts {drawn}; give tree='dynamic' or siblings='top_k', or control "
             "'goodput', which limits levels"
+        )
+    if controller.exact_nodes and nodes != controller.most_nodes:
+        raise UserError(
+            f"control is {controller.name!r}, which was fitted to trees of {controller.most_nodes} "
+            f"nodes, and {name} drafts {nodes}; measure a profile with this tree"
         )
 
 

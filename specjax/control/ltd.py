@@ -101,8 +101,8 @@ def make(keys: Keys) -> Controller:
     """The depth and the number of nodes that two fitted policies say.
 
     Raises:
-        UserError: a profile that cannot be read, or lacks the policies; without one, as soon as it
-            is asked.
+        UserError: a profile that cannot be read, or lacks the policies, or has networks of other
+            shapes; without one, as soon as it is asked.
     """
     if not keys.profile:
         # Mode bench makes the drafter before it measures.
@@ -111,6 +111,13 @@ def make(keys: Keys) -> Controller:
     known = costs_lib.read(keys.profile, unit=costs_lib.NODES)
     if not all(kind.policy for costs in known.batches.values() for kind in costs[1:]):
         raise UserError(f"the cost profile {keys.profile} has no policies of ltd; measure one anew")
+    sizes = costs_lib.lengths(known)
+    for kind in (kind for costs in known.batches.values() for kind in costs[1:]):
+        if [[x.shape for x in own] for own in kind.policy] != _shapes(len(sizes) - 1):
+            raise UserError(
+                f"the cost profile {keys.profile} has policies of ltd with networks of other "
+                "shapes; measure one anew"
+            )
     return Controller(
         "ltd",
         ask=Bound(_ask, known),
@@ -118,8 +125,17 @@ def make(keys: Keys) -> Controller:
         update=_update,
         size=Bound(_size, known),
         check_rows=costs_lib.check_rows(known),
-        most_nodes=costs_lib.lengths(known)[-1],
+        most_nodes=sizes[-1],
+        exact_nodes=True,
     )
+
+
+def _shapes(sizes: int) -> list[list[tuple[int, ...]]]:
+    """Those of the arrays of the two networks."""
+    return [
+        [(width, HIDDEN), (HIDDEN,), (HIDDEN, actions), (actions,)]
+        for width, actions in ((CANDIDATES + 2, 1), (len(PLACES) + 2, sizes))
+    ]
 
 
 def _unfitted(*_: Any) -> Any:
@@ -285,16 +301,10 @@ def fit(
     """
     held = max(1, len(rounds.tokens) // HELD_OUT)
     seen, kept = (Rounds(*(x[part] for x in rounds)) for part in (np.s_[:-held], np.s_[-held:]))
-    widths = CANDIDATES + 2, len(PLACES) + 2
     keys = jax.random.split(jax.random.key(0), 2)
     policy: Any = tuple(
-        (
-            jax.random.normal(each, (width, HIDDEN)) / width**0.5,
-            jnp.zeros(HIDDEN),
-            jnp.zeros((HIDDEN, actions)),
-            jnp.zeros(actions),
-        )
-        for each, width, actions in zip(keys, widths, (1, times.shape[1]), strict=True)
+        (jax.random.normal(each, first) / first[0] ** 0.5, *map(jnp.zeros, others))
+        for each, (first, *others) in zip(keys, _shapes(times.shape[1]), strict=True)
     )
     step = optax.adamw(RATE, weight_decay=DECAY)
     timed = jnp.asarray(times, jnp.float32)

@@ -55,7 +55,7 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             f"control is {controller.name!r}, which reads the probabilities of a draft as it "
             f"grows, and {drafter.name} has none; take one of {', '.join(control.limiting())}"
         )
-    control.check_tree(controller, drafter.name, drafter.siblings)
+    control.check_tree(controller, drafter.name, drafter.siblings, drafter.nodes)
     both, lasting = (drafter, controller), drafter.gaps and not drafter.features
     return drafter._replace(
         init=Bound(_init, both),

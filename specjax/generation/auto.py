@@ -167,6 +167,11 @@ def _check_methods(methods: Any) -> None:
             ) from None
         if nested:
             raise UserError(f"method {label} has drafters in it, which are not kept; name others")
+        if control.wants_policies(keys.get("control")):
+            raise UserError(
+                f"the control of method {label} is fitted to prompts that are not measured, and "
+                "tune has none; give ltd:profile=FILE, a profile of mode bench"
+            )
 
 
 def _measured(
@@ -224,7 +229,6 @@ def _with_profile(
             names=(Path(model.target.directory).name, str(own["name"])),
             acceptance=False,
             nodes=profile.by_nodes(text),
-            policies=control.wants_policies(text),
         )
         write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)

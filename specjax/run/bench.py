@@ -300,18 +300,20 @@ def _measured(
     """The profile of all methods that differ from this one in their controller only."""
     choice = settings.methods[label]
     own = [
-        control.read(str(each.drafter["control"]))[0]
+        str(each.drafter["control"])
         for each in settings.methods.values()
         if each.drafter.get("control") and _without_control(each) == _without_control(choice)
     ]
     make = functools.partial(_method, settings, target, label)
     jobs, others = _jobs(cells)
     # Without other prompts the temperatures would be fitted to the measured ones.
-    fitted = others and "calibrated" in own
+    fitted = others and any(control.read(text)[0] == "calibrated" for text in own)
     nodes = profile.by_nodes(choice.drafter["control"])
     say = lambda message: report(f"{label}: {message}")  # noqa: E731
     names = Path(target.directory).name, str(choice.drafter["name"])
-    how = {"acceptance": others, "confidences": fitted, "nodes": nodes, "policies": "ltd" in own}
+    # A text that names a file is no reason to fit.
+    policies = any(map(control.wants_policies, own))
+    how = {"acceptance": others, "confidences": fitted, "nodes": nodes, "policies": policies}
     return profile.measure(jobs, make, say, names=names, **how).to_json()
 
 

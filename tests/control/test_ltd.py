@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
+import types
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commandline import ROOT
 from marks import by_default
 from sized_cases import (
     DEPTH,
@@ -29,10 +32,11 @@ from sized_cases import (
 
 from specjax import accept, control, drafters, sampling, step, testing
 from specjax.bench import profile
+from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
-from specjax.control import costs, ltd
-from specjax.control._controller import Ahead
+from specjax.control import Ahead, costs, ltd
 from specjax.errors import UserError
+from specjax.run import bench
 from specjax.testing import loop
 from specjax.types import Context, Draft, ModelParams, Verdict
 
@@ -54,12 +58,20 @@ def features(best, count, depth, length):
 
 
 def play(folder):
-    """``ltd`` beside NumPy: depths and nodes of random trees, in rounds of three rows."""
+    """``ltd`` beside NumPy: depths and nodes of random trees, in rounds of three rows.
+
+    What is recorded for the fit are the values that are read.
+    """
     text, known = written(folder, NODES)
     own, draw, lengths = control.parse(text), np.random.default_rng(1), np.array([3, 500, 2000])
     greedy = np.array([True, False, False])
     settings = sampling.make_sampling(ROWS, [0.0, 1.0, 1.0])
-    state = own.init(Context(jnp.zeros((ROWS, 3), jnp.int32), jnp.asarray(lengths), settings))
+    context = Context(jnp.zeros((ROWS, 3), jnp.int32), jnp.asarray(lengths), settings)
+    recorder = ltd.recorder(DEPTH, NODES)
+    state, records = own.init(context), recorder.init(context)
+    record = jax.jit(recorder.ask)
+    record_nodes = jax.jit(functools.partial(control.sized, recorder))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4)
     ask, sized = jax.jit(own.ask), jax.jit(functools.partial(control.sized, own))
     update, seen = jax.jit(own.update), set()
     for _ in range(12):
@@ -69,11 +81,14 @@ def play(folder):
             given = (jnp.asarray(x, jnp.float32) for x in (logits, above))
             ahead = Ahead(jnp.int32(depth), *given, jnp.asarray(valid), jnp.zeros(valid.shape))
             goes, state = ask(state, ahead)
+            every, records = record(records, ahead)
+            assert every.all()
             prob = logits - np.logaddexp.reduce(logits, -1, keepdims=True) + above[..., None]
             for row in range(ROWS):
                 best = sorted(prob[row][valid[row]].ravel(), reverse=True)
                 policy = known.greedy.policy if greedy[row] else known.sampled.policy
                 values = features(best, ltd.CANDIDATES, depth, lengths[row])
+                close(records.candidates[row, depth], values)
                 assert goes[row] == (depth == 0 or answer(policy[0], values)[0] > 0)
                 seen.add(bool(goes[row]))
         parents, valid = zip(*[random_tree(draw) for _ in range(ROWS)], strict=True)
@@ -81,6 +96,8 @@ def play(folder):
         tokens = jnp.broadcast_to(jnp.arange(NODES), (ROWS, NODES))
         draft = Draft(tokens, jnp.asarray(valid), jnp.asarray(parents), depth=DEPTH)
         small, order, state = sized(state, draft, jnp.asarray(log_prob, jnp.float32))
+        whole, _, records = record_nodes(records, draft, jnp.asarray(log_prob, jnp.float32))
+        assert np.asarray(whole.valid).sum(1).tolist() == np.sum(valid, 1).tolist()
         for row in range(ROWS):
             paths = paths_of(parents[row], valid[row], log_prob[row])
             ranked = sorted(range(NODES), key=lambda n, paths=paths: (-paths[n], n))
@@ -90,6 +107,7 @@ def play(folder):
             deepest = max(levels[exist], default=0)
             policy = known.greedy.policy if greedy[row] else known.sampled.policy
             values = features(chosen, len(ltd.PLACES), deepest, lengths[row])
+            close(records.nodes[row], values)
             size = known.lengths[1 + int(answer(policy[1], values).argmax())]
             many = min(size, int(exist.sum()))
             assert np.asarray(order)[row, :many].tolist() == ranked[:many]
@@ -99,7 +117,8 @@ def play(folder):
         counts = draw.integers(0, 3, ROWS)
         lengths = lengths + counts
         path = jnp.full((ROWS, DEPTH), -1)
-        state = update(state, small, Verdict(jnp.zeros((ROWS, 5)), jnp.asarray(counts), path))
+        verdict = Verdict(jnp.zeros((ROWS, 5)), jnp.asarray(counts), path)
+        state, records = update(state, small, verdict), recorder.update(records, whole, verdict)
         assert state.length.tolist() == lengths.tolist()
     return seen
 
@@ -168,12 +187,12 @@ def rounds_of(count=60, depth=3, sizes=2, seed=0):
 @pytest.mark.fast
 def test_expected_values_are_sums_over_all_actions():
     """Against every depth and size with its probability; the greedy choice of each round too."""
-    rounds, draw = rounds_of(7), np.random.default_rng(3)
+    rounds, draw = rounds_of(40), np.random.default_rng(3)
     policy = tuple(map(functools.partial(weights, draw), WIDTHS, (1, 2)))
     times = draw.random((3, 2)) + 1
     tokens, spent = jax.jit(ltd.value)(policy, rounds, times)
     levels, sizes = ltd.chosen(policy, rounds)
-    for m in range(7):
+    for m in range(40):
         logits = answer(policy[0], rounds.candidates[m])[:, 0]
         goes, total = 1 / (1 + np.exp(-logits)), np.zeros(2)
         for d in range(3):
@@ -219,6 +238,47 @@ def test_the_fit_finds_what_pays():
     check_fit()
 
 
+@pytest.mark.fast
+def test_rounds_that_are_held_out_choose(monkeypatch):
+    """The steps see the first four fifths; of the policies the best one in the others is taken."""
+    monkeypatch.setattr(ltd, "STEPS", 1)
+    monkeypatch.setattr(ltd, "LOOKS", 3)
+    rounds, times = rounds_of(21), 1 + np.array([[0.4, 0.6], [0.8, 1.0], [1.2, 1.4]])
+    # Other fixed trees are the best ones in the two parts.
+    rounds.tokens[:17, 2, 1] += 5
+    rounds.tokens[17:] += [[9, 0], [0, 0], [0, 1]]
+    stepped, policies, value = [], [], ltd.value
+    monkeypatch.setattr(ltd, "value", lambda *args: stepped.append(args[1]) or value(*args))
+
+    def rate(policy, *args):
+        policies.append((policy, *args))
+        return [1.0, 3.0, 2.0][len(policies) - 1]
+
+    monkeypatch.setattr(ltd, "rate", rate)
+    messages = []
+    found = ltd.fit(rounds, times, messages.append)
+    assert found is policies[1][0]
+    for seen, part in ((stepped[0], slice(17)), (policies[0][1], slice(17, 21))):
+        assert all((x == y[part]).all() for x, y in zip(seen, rounds, strict=True))
+    level, size = divmod(int((rounds.tokens[:17].mean(0) / times).argmax()), 2)
+    fixed = rounds.tokens[17:, level, size].mean() / times[level, size]
+    assert messages[0].endswith(f"the best fixed tree, {level + 1} levels: {fixed:.2f}")
+    assert messages[0].startswith("ltd: 3.00 tokens")
+
+
+@pytest.mark.fast
+def test_the_fit_is_for_the_speed_of_a_text(monkeypatch):
+    """Half of the rounds get 1 token in any case; a round of the others gets 2, or 5.8 in 3 times
+    the time: less for this round alone, and more for the text."""
+    monkeypatch.setattr(ltd, "LOOKS", 4)
+    rounds = rounds_of(300, 2, 1)
+    good = rounds.candidates[:, 1, 0] > 0
+    rounds.tokens[:, :, 0] = np.where(good[:, None], [2, 5.8], 1)
+    times = np.array([[1.0], [3.0]])
+    levels, _ = ltd.chosen(ltd.fit(rounds, times), rounds)
+    assert (levels == 1 + good).mean() > 0.95
+
+
 @pytest.mark.parametrize("wrong", [_never_ends_early, _free])
 def test_mistakes_of_the_fit_are_found(wrong, monkeypatch):
     monkeypatch.setattr(ltd, "value", functools.partial(wrong, ltd.value))
@@ -245,8 +305,12 @@ def maker(text):
 
 
 def test_recorded_rounds_are_those_of_the_loop(monkeypatch):
-    """What each depth and size would bring, against rounds with this depth and size."""
-    one, before, real = job(), [], profile._generate
+    """What each depth and size would bring, against rounds with this depth and size.
+
+    One row is greedy, and one is sampled; the last batch has one row that is finished.
+    """
+    one, before, real = job([0.0, 1.0]), [], profile._generate
+    one = one._replace(prompts=one.prompts[:3])
 
     def generate(job, method, state, rounds):
         before.append(jax.tree.map(jnp.copy, state))
@@ -275,6 +339,11 @@ def test_recorded_rounds_are_those_of_the_loop(monkeypatch):
             left = int(state.limit[each] - state.length[each])
             expected = np.minimum(found.tokens[row], left)
             assert counts[..., each].tolist() == expected.tolist()
+            # What the policies read is of this round, and in the order of the levels.
+            read = found.candidates[row, :, -2:], found.nodes[row, :, -2:] - np.array([0.1, 0])
+            depths, length = np.arange(3) / 10, np.full(3, state.length[each] / 1000)
+            for values in read:
+                np.testing.assert_allclose(values, np.stack([depths, length], 1), atol=1e-6)
             row += 1
     assert row == len(found.tokens)
     assert len(np.unique(found.tokens)) > 2
@@ -294,8 +363,13 @@ def begun(like):
 def test_a_profile_has_the_policies(monkeypatch, tmp_path):
     """Measured, written, read, and used; its times are those of levels and nodes."""
     monkeypatch.setattr(profile, "POLICY_ROUNDS", 24)
-    monkeypatch.setattr(profile, "_seconds", lambda job, cells: {c: 1.0 + 0.2 * c for c in cells})
-    seen = []
+    timed, seen = [], []
+
+    def seconds(job, cells):
+        timed.append(cells)
+        return {cell: 1.0 + 0.2 * cell for cell in cells}
+
+    monkeypatch.setattr(profile, "_seconds", seconds)
     right = ltd.fit
     monkeypatch.setattr(
         ltd, "fit", lambda rounds, times, say: seen.append(times) or right(rounds, times)
@@ -304,6 +378,12 @@ def test_a_profile_has_the_policies(monkeypatch, tmp_path):
     found = profile.measure([job()], maker, lambda message: None, **how)
     # One node more costs 0.2, and one level more 0.2; all levels were there when nodes were timed.
     np.testing.assert_allclose(seen[0], 1.2 + 0.2 * (np.arange(3)[:, None] + np.array([0, 2, 5])))
+    # Of the trees of so many levels one node is verified.
+    for level, (_, state, nodes) in timed[1].items():
+        leaves = jax.tree.leaves(state.draft, is_leaf=lambda x: isinstance(x, profile.Forced))
+        [forced] = [x for x in leaves if isinstance(x, profile.Forced)]
+        assert (forced.deepest == level).all() and nodes == min(level, 1)
+    assert list(timed[1]) == [0, 1, 2, 3]
     path = tmp_path / "ltd.json"
     path.write_text(json.dumps(found.to_json()))
     loaded = costs.read(path, costs.NODES).batches[2]
@@ -363,7 +443,65 @@ def test_refused(tmp_path):
     for name, keys, what in (
         ("draft_model", {"model": draft, "tree": "2x2"}, "drafts drawn nodes"),
         ("draft_model", {"model": draft, "gamma": 3}, "drafts a chain"),
+        ("draft_model", own | {"nodes": 5}, "fitted to trees of 6 nodes, and draft_model drafts 5"),
         ("trie", {}, "reads the probabilities of a draft as it grows, and trie has none"),
     ):
         with pytest.raises(UserError, match=what):
             drafters.make(name, target, control=text, **keys)
+    drafters.make("draft_model", target, control=text, **own)
+
+
+def _changed(network, array, change):
+    def changed(policy):
+        policy[network][array] = change(policy[network][array])
+
+    return changed
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_changed(0, 1, lambda x: [float("nan"), *x[1:]]), "weights of policies must be finite"),
+        (_changed(1, 3, lambda x: [1e300, *x[1:]]), "weights of policies must be finite"),
+        (_changed(0, 0, lambda x: x[1:]), "other shapes; measure one anew"),
+        (_changed(0, 1, lambda x: [*x, 0.0]), "other shapes"),
+        (_changed(1, 3, lambda x: x[1:]), "other shapes"),
+        (lambda policy: policy.reverse(), "other shapes"),
+        (lambda policy: policy.pop(), "other shapes"),
+        (lambda policy: policy[1].pop(), "other shapes"),
+    ],
+)
+def test_wrong_policies_are_refused(change, message, tmp_path):
+    text, _ = written(tmp_path, 6)
+    path = pathlib.Path(text.partition("=")[2])
+    profile_of = json.loads(path.read_text())
+    # Those of one kind of rows alone, in the last batch size.
+    change(profile_of["batches"]["8"]["sampled"]["policy"])
+    path.write_text(json.dumps(profile_of))
+    with pytest.raises(UserError, match=message) as error:
+        control.parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.fast
+def test_a_file_of_policies_is_no_reason_to_fit(monkeypatch):
+    """In mode bench, beside a controller whose profile is measured with the same drafter."""
+    seen, target = [], types.SimpleNamespace(directory="x")
+    monkeypatch.setattr(bench, "_jobs", lambda cells: ([job()], True))
+    empty = costs.Profile("", "", "", {})
+    monkeypatch.setattr(profile, "measure", lambda *_, **how: seen.append(how) or empty)
+    for texts, fits in ((("goodput", "ltd:profile=FILE"), False), (("budget", "ltd"), True)):
+        chosen = {
+            text: MethodChoice({"name": "draft_model", "control": text, **TREE}, "", {})
+            for text in texts
+        }
+        bench._measured(types.SimpleNamespace(methods=chosen), target, [], texts[0], print)
+        assert seen.pop()["policies"] == fits
+
+
+def test_a_bench_without_other_prompts_is_refused(cli):
+    config = f"--config={ROOT}/configs/controllers.py:dynamic_tree,{ROOT}/assets,ltd"
+    status, _, err, workdir = cli(config, "--config.warm_prompts=0")
+    assert status == 2 and "the controller 'ltd' is fitted to prompts that are not measured" in err
+    assert len(err.splitlines()) == 1 and not workdir.exists()

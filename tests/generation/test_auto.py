@@ -300,6 +300,7 @@ def test_a_profile_is_measured(model, cache, no_gain_needed):
         ({"methods": {"x": "prompt_lookup"}}, "method x is 'prompt_lookup'; it must hold keys"),
         ({"methods": {"x": LOOKUP | {"params": object()}}}, "method x is .* texts and numbers"),
         ({"methods": {"x": LOOKUP | {"accept": "lenient"}}}, "lenient, which changes the law"),
+        ({"methods": {"x": LOOKUP | {"control": "ltd"}}}, "is fitted to prompts that are not meas"),
     ],
 )
 def test_a_mistake_is_one_line(model, keys, message, cache):

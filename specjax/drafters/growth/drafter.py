@@ -72,7 +72,7 @@ def build(
     The other arguments are those of ``Drafter``. L1 with a rule that takes its siblings.
     """
     setup, (growth, controller) = _Setup(stepper, plan), plan
-    control.check_tree(controller, name, growth.siblings)
+    control.check_tree(controller, name, growth.siblings, growth.nodes)
     # Paths of a beam search with a common prefix leave nodes unused.
     full = controller is None and not (isinstance(growth, Pooled) and growth.beams)
     return Drafter(
