@@ -186,6 +186,12 @@ def accepted(verdict: Verdict) -> jax.Array:
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
 
 
+def entropies(logits: jax.Array) -> jax.Array:
+    """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
+    logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
+    return -jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0).sum(-1)
+
+
 def moved(
     keys: Any, state: Any, verdict: Verdict, levels: jax.Array, falls: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

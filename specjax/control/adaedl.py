@@ -23,8 +23,7 @@ from flax import struct
 from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
-from specjax.control._controller import Ahead, Controller
-from specjax.control.entropy import entropies
+from specjax.control._controller import Ahead, Controller, entropies
 from specjax.declare import key, share
 from specjax.types import Context, Draft, Verdict
 

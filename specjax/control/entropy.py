@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.control._controller import Ahead, Controller
+from specjax.control._controller import Ahead, Controller, entropies
 from specjax.declare import key
 from specjax.types import Context
 
@@ -57,9 +57,3 @@ def _ask(most: float, sure: jax.Array, ahead: Ahead) -> tuple[jax.Array, jax.Arr
     low = (entropies(ahead.logits) <= most) & ahead.valid
     # What is left from the round before does not count: every draft has a first token.
     return sure | (jnp.asarray(ahead.depth) == 0), low.any(-1)
-
-
-def entropies(logits: jax.Array) -> jax.Array:
-    """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
-    logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
-    return -jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0).sum(-1)

@@ -55,6 +55,7 @@ PLACES = np.array([0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 20, 26, 34, 45, 59], np.int32
 HIDDEN = 32
 # Of a fit: steps between two looks at the rounds that are held out, how often, their share.
 STEPS, LOOKS, HELD_OUT = 50, 16, 5
+LEAST_ROUNDS = 20
 RATE, DECAY = 1e-2, 1e-3
 
 Network = tuple[np.ndarray, ...]  # f32[F,HIDDEN], f32[HIDDEN], f32[HIDDEN,A], f32[A]
@@ -297,9 +298,15 @@ def fit(
     """The two policies with the most tokens per second in recorded rounds.
 
     The last fifth of the rounds is held out. Of the policies after every 50 steps, the one with the
-    highest rate there is taken. ``times`` f[D,S] is as in ``value``.
+    highest rate there is taken. ``times`` f[D,S] is as in ``value``. Raises UserError for too few
+    rounds.
     """
-    held = max(1, len(rounds.tokens) // HELD_OUT)
+    if len(rounds.tokens) < LEAST_ROUNDS:
+        raise UserError(
+            f"ltd is fitted to recorded rounds, and there are {len(rounds.tokens)}; at least "
+            f"{LEAST_ROUNDS} are needed: give more warm_prompts, or more tokens to each"
+        )
+    held = len(rounds.tokens) // HELD_OUT
     seen, kept = (Rounds(*(x[part] for x in rounds)) for part in (np.s_[:-held], np.s_[-held:]))
     keys = jax.random.split(jax.random.key(0), 2)
     policy: Any = tuple(

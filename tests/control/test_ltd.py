@@ -505,3 +505,9 @@ def test_a_bench_without_other_prompts_is_refused(cli):
     status, _, err, workdir = cli(config, "--config.warm_prompts=0")
     assert status == 2 and "the controller 'ltd' is fitted to prompts that are not measured" in err
     assert len(err.splitlines()) == 1 and not workdir.exists()
+
+
+@pytest.mark.fast
+def test_too_few_rounds():
+    with pytest.raises(UserError, match="there are 19; at least 20 are needed: give more warm"):
+        ltd.fit(rounds_of(19), np.ones((3, 2)))
