@@ -120,7 +120,7 @@ def test_a_resumed_run_ends_with_the_same_bits(target_run, text_file, tmp_path, 
 
 def test_held_out_losses_have_no_noise(target_run, text_file, tmp_path):
     """The key has no effect on them, and they are the losses with ``loss.noise`` 0."""
-    config = config_of("eagle", target_run[0], text_file, "hass", loss__noise=0.5)
+    config = config_of("eagle", target_run[0], text_file, "hass", loss__noise=5.0)
     task = recipes.heads.prepare(config, tmp_path).task
     config.loss.noise = 0.0
     quiet = recipes.heads.prepare(config, tmp_path).task.loss
