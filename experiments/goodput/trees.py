@@ -1,6 +1,6 @@
 """Does a tree pay, and when: chains and trees, of fixed size and controlled, under modelled costs.
 
-    PYTHONPATH=. python experiments/goodput/trees.py        (10 minutes on two cores)
+    PYTHONPATH=. python experiments/goodput/trees.py        (20 minutes on two cores)
 
 A trained pair (default: ``assets``) and held-out prompts. The target writes a text for each prompt,
 greedily and at temperature 1, and a draft is made at every place of these texts. Rounds are then
