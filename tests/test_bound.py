@@ -10,6 +10,7 @@ import jax.monitoring
 import ml_dtypes
 import numpy as np
 import pytest
+import sized_cases
 
 from specjax import accept, control, decode, drafters, testing
 from specjax.bound import Bound
@@ -87,14 +88,17 @@ def test_parameters_are_not_compared():
 
 
 @pytest.mark.parametrize("name", control.names())
-def test_controllers(name):
+def test_controllers(name, tmp_path):
     target, draft, _ = cases.models()
     specs = {"fixed": "fixed:2", "threshold": "threshold:0.3", "calibrated": None, "pending": None}
     spec = (specs | {"batch_size": "batch_size:2:3"}).get(name, name)
     if spec is None:
         pytest.skip("its key is a file")
+    if name == "ltd":
+        spec = sized_cases.written(tmp_path, 4)[0]
     # A chain has no nodes to choose from.
-    shape = {"tree": "2x1", "siblings": "top_k"} if name == "budget" else {"gamma": 3}
+    sizes = name in ("budget", "ltd")
+    shape = {"tree": "2x1", "siblings": "top_k"} if sizes else {"gamma": 3}
     one, other = (
         drafters.make("draft_model", target, model=draft, control=spec, **shape) for _ in "ab"
     )
