@@ -125,10 +125,10 @@ PUBLISHED = (
         "greedy block verification (2602.16961), an off-by-one",
     ),
     rule_mutant(
-        tree_rules.gbv_without_copies,
+        tree_rules.gbv_with_the_law_of_one_node,
         "iid",
-        "of equal siblings only one is kept, and the law is that of all",
-        "greedy block verification on a merged tree",
+        "the children of equal nodes are compared, and the law is that of one node's",
+        "greedy block verification, copies forgotten",
     ),
     rule_mutant(
         tree_rules.padding_is_tested,

@@ -125,22 +125,16 @@ def gbv_with_one_draw_too_many(keys, draft, target_probs):
     return _gbv_with(wrong, keys, draft, target_probs)
 
 
-def gbv_without_copies(keys, draft, target_probs):
-    """Goes on from the best node alone, and not from all nodes with its tokens."""
-    own = _verdict.parents(draft)
-    place = jnp.arange(own.shape[1])
-    same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (own[:, :, None] == own[:, None])
-    later = (same & (place[:, None] > place) & draft.valid[:, None]).any(-1)
-    # The tree without later copies; their number stays in the law of the first level.
-    right, counts = gbv.last_of, (draft.valid & (own < 0)).sum(-1)
-    first = [True]
+def gbv_with_the_law_of_one_node(keys, draft, target_probs):
+    """Below the first level, takes the law of one child, and not of all children of equal nodes."""
+    right, first = gbv.last_of, [True]
 
     def law(count, probs, rank):
-        count, first[0] = (counts if first[0] else count), False
+        # Enumeration runs the levels one after another.
+        count, first[0] = (count if first[0] else jnp.ones_like(count)), False
         return right(count, probs, rank)
 
-    small = draft.replace(valid=draft.valid & ~later)
-    return _gbv_with({"last_of": law}, keys, small, target_probs)
+    return _gbv_with({"last_of": law}, keys, draft, target_probs)
 
 
 def padding_is_tested(keys, draft, target_probs):
