@@ -112,6 +112,8 @@ def deep_cases():
                     plain = name in ("deterministic", "match")
                     slow |= plain and (variant == "holes" or kind not in ("chain", "deterministic"))
                     slow |= name == "k_seq" and variant == "holes"
+                    # On chains it is ``block``.
+                    slow |= name == "gbv" and kind == "chain"
                     marks = [pytest.mark.slow] if slow else []
                     yield pytest.param(kind, name, variant, marks=marks)
 
