@@ -971,11 +971,13 @@ def test_rules_for_several_drafts_accept_as_published():
         for place, row in enumerate(rows):
             values = [found[name][place] for name in ("recursive", "k_seq", "best")]
             assert np.round(values, 4).tolist() == list(row)
+        assert (found["gbv"] <= found["best"] + 1e-12).all()
         shares = several_study.coupled(*many, count, 1).reshape(2, -1).mean(1)
         assert (shares < found["best"] + 0.015).all() and (shares > (target * draft).sum(-1)).all()
     # With one draft: at least (1 - d) / (1 + d), and below the overlap.
     one = several_study.coupled(*many, 1, 2).reshape(2, -1).mean(1)
     overlap = np.minimum(target, draft).sum(-1)
+    np.testing.assert_allclose(several_study.accepted(target, draft, 1, 0)["gbv"], overlap)
     assert (one > overlap / (2 - overlap) - 0.01).all() and (one < overlap + 0.01).all()
 
 

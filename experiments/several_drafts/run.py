@@ -33,7 +33,7 @@ import numpy as np
 from experiments.common import BENCH_TIMES, checked, options, record, start, without_folder
 from experiments.papers import law, pairs, parts
 from specjax import accept, drafters, theory
-from specjax.accept import k_seq
+from specjax.accept import gbv, k_seq
 from specjax.data import prompts as prompts_lib
 from specjax.errors import UserError
 from specjax.files import write_json
@@ -75,24 +75,18 @@ def accepted(target: np.ndarray, draft: np.ndarray, count: int, seed: int) -> di
         rest = np.where(total > 0, left / np.where(total > 0, total, 1), draft)
     with jax.enable_x64(True):
         first, second = jnp.asarray(target), jnp.asarray(draft)
-        rho = k_seq.solve(jnp.full(len(target), count), first, second)
+        counts = jnp.full(len(target), count)
+        rho = k_seq.solve(counts, first, second)
         passes = k_seq.any_passes(k_seq.overlap(rho, first, second), jnp.float64(count))
+        law = gbv.last_of(counts, second, gbv.ranks(first, second))
+        last = np.asarray(jnp.minimum(first, law).sum(-1))
     return {
         "recursive": 1 - rejected,
         "k_seq": np.asarray(passes),
-        "gbv": last_draw(target, draft, count),
+        "gbv": last,
         "coupled": coupled(target, draft, count, seed),
         "best": theory.best_acceptance(target, draft, count),
     }
-
-
-def last_draw(target: np.ndarray, draft: np.ndarray, count: int) -> np.ndarray:
-    """The chance f64[P] that the last of ``count`` drafts by target / draft is accepted."""
-    order = np.argsort(target / np.maximum(draft, 1e-300), -1, kind="stable")
-    first, second = (np.take_along_axis(x, order, -1) for x in (target, draft))
-    until = np.minimum(np.cumsum(second, -1), 1)
-    law = np.diff(until**count, axis=-1, prepend=0)
-    return np.minimum(first, law).sum(-1)
 
 
 def coupled(target: np.ndarray, draft: np.ndarray, count: int, seed: int) -> np.ndarray:

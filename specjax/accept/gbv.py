@@ -29,7 +29,9 @@ REFERENCE = ("thomas2026greedy", "sun2025block")
 def ranks(target: jax.Array, draft: jax.Array) -> jax.Array:
     """i32[B,V]: the place of each token in the order by target / draft, f[B,V] each."""
     ratio = target / jnp.where(draft > 0, draft, jnp.finfo(draft.dtype).tiny)
-    return jnp.argsort(jnp.argsort(ratio, stable=True), stable=True).astype(jnp.int32)
+    order = jnp.argsort(ratio, stable=True)
+    place = jnp.broadcast_to(jnp.arange(order.shape[1], dtype=jnp.int32), order.shape)
+    return jnp.put_along_axis(jnp.zeros_like(place), order, place, -1, inplace=False)
 
 
 def last_of(count: jax.Array, draft: jax.Array, rank: jax.Array) -> jax.Array:
@@ -52,8 +54,11 @@ def last_of(count: jax.Array, draft: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def best_path(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, Draft, jax.Array]:
-    """The nodes i32[B,M] of the best path, the path as a chain, and the target's f[B,M+1,V]."""
-    size, vocab = draft.tokens.shape[1], target_probs.shape[-1]
+    """The nodes i32[B,M] of the best path, the path as a chain, and the target's f[B,M+1,V].
+
+    ``draft``: N > 0 nodes.
+    """
+    vocab = target_probs.shape[-1]
     tokens = jnp.clip(draft.tokens, 0, vocab - 1)
 
     def level(walk: verdict.Walk, _: None) -> tuple[verdict.Walk, tuple]:
@@ -65,7 +70,6 @@ def best_path(draft: Draft, target_probs: jax.Array) -> tuple[jax.Array, Draft, 
         return verdict.descend(walk, draft, target_probs, node, there), seen
 
     walk = verdict.begin_walk(draft, target_probs)
-    assert size
     walk, seen = jax.lax.scan(level, walk, None, length=draft.longest)
     own, there, probs, target = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), seen)
     target = jnp.concatenate([target, walk.probs[:, None]], 1)

@@ -152,6 +152,7 @@ def test_exact_law_of_chains(keys, rule):
     [
         ({"tree": "2x1", "siblings": "iid"}, "recursive"),
         ({"tree": "2x1", "siblings": "iid"}, "k_seq"),
+        ({"tree": "2x1", "siblings": "iid"}, "gbv"),
         ({"tree": "2x1", "siblings": "without_replacement"}, "recursive"),
         ({"tree": "2x1", "siblings": "without_replacement"}, "traversal"),
         ({"tree": "dynamic", "nodes": 5, "depth": 2, "top_k": 2}, "deterministic"),
