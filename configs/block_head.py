@@ -6,13 +6,14 @@
         --config.prompts=stdlib --config.drafter.name=block_head --config.drafter.model=runs/dspark
     ... --config.drafter.tree=best_first --config.drafter.nodes=32 --config.accept=match   # DDTree
     ... --config.drafter.tree=best_parents --config.drafter.nodes=64 --config.accept=match # JetSpec
+    ... --config.drafter.tree=dynamic --config.drafter.nodes=16 --config.drafter.top_k=4   # PCTree
 
 The sizes are for a small target: two layers, the published ones have five and taps of five layers
 of the target. Without a shape the draft is a sampled chain of the whole block. Trees from one list
-per depth (DDTree, JetSpec) need a network without a correction: dflash, jetspec or dflare. Minutes
-on two CPU cores for a small target. EAGLE-3 in one pass (P-EAGLE) is configs/p_eagle.py. dflash2
-and xpress have the losses of the speculators library, with the text's token in the place of the
-target's preferred one in the cross-entropy (its ce_from_data).
+per depth (DDTree, JetSpec) need a network without a correction: dflash, jetspec or dflare; PCTree
+is for those with one. Minutes on two CPU cores for a small target. EAGLE-3 in one pass (P-EAGLE) is
+configs/p_eagle.py. dflash2 and xpress have the losses of the speculators library, with the text's
+token in the place of the target's preferred one in the cross-entropy (its ce_from_data).
 """
 
 from ml_collections import ConfigDict

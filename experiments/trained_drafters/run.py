@@ -70,6 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--target", required=True, help="model directory or workdir of a trained run")
     add("--text", default="", help=".txt or .jsonl file; empty: the embedded corpus")
     add("--workdir", required=True, type=Path)
+    add("--seed", type=int, default=0, help="of the runs: their parameters and the order of texts")
     add("--steps", type=int, default=2000)
     add("--batch", type=int, default=8)
     add("--rate", type=float, default=1e-3, help="learning rate of heads (AdamW)")

@@ -5,14 +5,20 @@ from __future__ import annotations
 from experiments.tables import by_temperature, number, source, table
 
 
+SEED = ", seed "  # before the seed in the name of a study that repeats another
+
+
 def tables(results: dict) -> str:
-    """One table per target, and how far forecasts and decoding are apart."""
+    """One table per target, tau by seed, and how far forecasts and decoding are apart."""
     texts = []
     for name, target in results["targets"].items():
+        if SEED in name:
+            continue
         text = f"**{name}**\n\n{source(target, results)}\n\n"
         rows = target["rows"]
         text += by_temperature(rows, (1,), depths=True) if rows else _held_out(target["training"])
         text += f"\n\n{_training_times(target['training'])}{_training_costs(target)}"
+        text += _by_seed(name, results["targets"])
         apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
         if apart:
             text += (
@@ -21,6 +27,34 @@ def tables(results: dict) -> str:
             )
         texts.append(text)
     return "\n\n".join(texts)
+
+
+def _by_seed(name: str, targets: dict) -> str:
+    """tau of the drafters that were trained with several seeds."""
+    studies = [own for other, own in targets.items() if other.startswith(name + SEED)]
+    if not studies:
+        return ""
+    taus = [_taus(study["rows"]) for study in (targets[name], *studies)]
+    temperatures = sorted({temperature for _, temperature in taus[1]})
+    lines = []
+    for method in dict.fromkeys(method for method, _ in taus[1]):
+        line = [method]
+        for temperature in temperatures:
+            found = [own[method, temperature] for own in taus if (method, temperature) in own]
+            mean = sum(found) / len(found)
+            line.append(f"{mean:.2f} ({', '.join(f'{tau:.2f}' for tau in found)})")
+        lines.append(line)
+    heads = [f"T={temperature:g}: mean tau (of each)" for temperature in temperatures]
+    return f"\n\nSeveral seeds, the same text:\n\n{table(['method', *heads], lines)}"
+
+
+def _taus(rows: list[dict]) -> dict[tuple[str, float], float]:
+    """(Method, temperature) -> tau over all prompts."""
+    return {
+        (row["method"], row["temperature"]): row["block_efficiency"]
+        for row in rows
+        if row["category"] is None
+    }
 
 
 def _held_out(training: dict) -> str:

@@ -89,7 +89,7 @@ LONG: dict[str, Trained] = {
     "mtp_module, two modules": Trained("mtp:2", _CHAIN, generated=True),
     **{
         name: Trained(f"block_head:{name}", generated=True)
-        for name in ("dflash", "dspark", "jetspec", "domino", "dflare")
+        for name in ("dflash", "dspark", "jetspec", "domino", "dflare", "dflash2", "xpress")
     },
     "forward_kl, 7": Trained("distill", generated=True),
     "pard": Trained("pard", {"drafter.gamma": LENGTH}, generated=True, init="forward_kl, 7"),
@@ -97,6 +97,9 @@ LONG: dict[str, Trained] = {
 TRAINED |= LONG
 # The configurations of drafters whose probs of a depth do not depend on the tokens before it.
 MARGINAL = ("block_head", "pard", "p_eagle", "medusa", "mtp_heads")
+# Forms of ``block_head`` whose logits of a depth depend on the draft's tokens before it: their trees
+# are dynamic, which is PCTree (2608.02123) for "dspark".
+CORRECTED = ("dspark", "domino", "dflash2", "xpress")
 
 
 def _drafts(config: str, form: str = "", gamma: int = 4) -> dict[str, dict[str, Any]]:
@@ -108,16 +111,15 @@ def _drafts(config: str, form: str = "", gamma: int = 4) -> dict[str, dict[str, 
         chain = {"tree": "chain:4"}
         return {"": chain, ", sampled": chain | sampled, ", beam": beam}
     if gamma > 4:
-        shape = {"tree": "best_first" if config in MARGINAL else "dynamic", "depth": gamma}
+        marginal = config in MARGINAL and form not in CORRECTED
+        shape = {"tree": "best_first" if marginal else "dynamic", "depth": gamma}
         tree = {"nodes": 16, "accept": "deterministic", **shape}
-        if config not in MARGINAL:
+        if not marginal:
             tree["top_k"] = 4
-        # A correction of the logits depends on the path, so it has no list per depth.
-        trees = {} if form in ("dspark", "domino") else {", tree": tree}
         # Heads draft a chain of all of them.
         chain = {} if config in ("medusa", "hydra", "mtp_heads") else {"gamma": gamma}
         first = chain | ({"siblings": "top_k"} if chain else {})
-        return {"": first, ", sampled": chain | sampled, **trees}
+        return {"": first, ", sampled": chain | sampled, ", tree": tree}
     if config in ("eagle", "eagle3"):
         dynamic = {**tree, "tree": "dynamic", "depth": 4, "top_k": 4}
         return {

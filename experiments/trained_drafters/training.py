@@ -174,6 +174,7 @@ def training_keys(name: str, args: argparse.Namespace) -> dict[str, Any]:
     else:
         keys["optimiser.learning_rate"] = args.rate / chosen.rate_divisor
     return keys | {
+        "seed": args.seed,
         "train.steps": args.steps,
         "train.batch_size": args.batch,
         "train.eval_every": max(args.steps // args.evaluations, 1),

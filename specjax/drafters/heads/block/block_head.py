@@ -15,7 +15,8 @@ One component for DFlash and the drafters after it, which differ in a few switch
 - xPress (2608.02438, ``correction="refiner"``): a causal mixture of the block's places and tokens.
 
 Without a correction the probabilities of a depth are the same on all paths, so best-first trees
-(DDTree, 2604.12989) cost no further pass. The default is a sampled chain: the probabilities after
+(DDTree, 2604.12989) cost no further pass. With one, dynamic trees apply it to the tokens of each
+path: on DSpark that is PCTree (2608.02123). The default is a sampled chain: the probabilities after
 the correction are those that a token is drawn from. L1 with the rules for the draft's siblings.
 """
 
