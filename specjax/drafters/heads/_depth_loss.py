@@ -23,9 +23,9 @@ MOST = 2**31
 
 Metrics = dict[str, Any]  # f32[] each, and "weight": the number of labels of each
 # (carry, depth) -> (f[], metrics of the depth, carry)
-Term = Callable[[Any, Any], tuple[jax.Array, Metrics, Any]]
+Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
 # (terms, the state after a depth, its logits, the target's, which labels count) -> (f[], metrics)
-More = Callable[..., tuple[jax.Array, Metrics]]
+More = Callable[..., tuple[Array, Metrics]]
 
 
 class LossKeys(declare.Keys):
@@ -74,14 +74,14 @@ class DepthKeys(LossKeys):
 class Terms(NamedTuple):
     """How every depth is compared."""
 
-    first: jax.Array  # the number of labels that each depth is divided by, at least 1
+    first: Array  # the number of labels that each depth is divided by, at least 1
     ce: float  # weight of the cross-entropy
     teacher: float  # weight of the divergence
-    divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[...]
+    divergence: Callable[..., Array]  # (target's logits, head's logits) -> f[...]
     pace: float | None = None  # see ``Pace``; None: the same weight at all places of a depth
 
 
-def mean(values: jax.Array, counted: jax.Array) -> jax.Array:
+def mean(values: Array, counted: Array) -> Array:
     """The mean of the values that are ``counted``; 0 if none is."""
     return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)
 
@@ -97,23 +97,19 @@ class Pace(NamedTuple):
     (conditional drop), are left out: they add nothing to the weights of the depths before them.
     """
 
-    reached: jax.Array  # f[B,P] c of the newest depth
-    sums: jax.Array  # f[B,P,3] of all depths so far: loss, scale, loss of a uniform guess
+    reached: Array  # f[B,P] c of the newest depth
+    sums: Array  # f[B,P,3] of all depths so far: loss, scale, loss of a uniform guess
 
 
-def terms_of(keys: LossKeys, number: jax.Array, pace: float | None = None) -> Terms:
+def terms_of(keys: LossKeys, number: Array, pace: float | None = None) -> Terms:
     """The terms with these keys, divided by the number of labels."""
     first, distance = jnp.maximum(number, 1), DIVERGENCES[keys.divergence]
     return Terms(first, keys.ce, keys.teacher, distance, pace)
 
 
 def loss(
-    drafts: Drafts,
-    keys: DepthKeys,
-    depths: int,
-    number: jax.Array,
-    more: More | None = None,
-) -> tuple[jax.Array, Metrics]:
+    drafts: Drafts, keys: DepthKeys, depths: int, number: Array, more: More | None = None
+) -> tuple[Array, Metrics]:
     """The loss f[] of drafts at places, and metrics.
 
     The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
@@ -143,7 +139,7 @@ def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
     """
     drafts = drafts._replace(teacher=jax.lax.stop_gradient(drafts.teacher))
 
-    def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[jax.Array, Metrics, Any]:
+    def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[Array, Metrics, Any]:
         state, pace = carry
         if pace is not None and drafts.places is not None and depth:
             pace = _continued(pace, drafts.places[depth - 1], drafts.places[depth])
@@ -173,8 +169,8 @@ def recomputes(drafts: Drafts, depths: int, asked: bool, more: int = 0) -> bool:
 
 
 def fold(
-    term: Term, carry: Any, depths: int, decay: float, number: jax.Array, remat: bool
-) -> tuple[jax.Array, Metrics]:
+    term: Term, carry: Any, depths: int, decay: float, number: Array, remat: bool
+) -> tuple[Array, Metrics]:
     """The sum over depths of decay^depth times their terms, and the metrics of all.
 
     ``term(carry, depth) -> (f[], sizes, carry)``. Of the sizes, ``scale`` and ``uniform`` are added
@@ -196,7 +192,7 @@ def fold(
     return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
 
-def _continued(pace: Pace, before: jax.Array | None, places: jax.Array | None) -> Pace:
+def _continued(pace: Pace, before: Array | None, places: Array | None) -> Pace:
     """The ``Pace`` at these places; those of a later depth are the first ones of the one before."""
     if places is None:
         return pace
@@ -207,13 +203,13 @@ def _continued(pace: Pace, before: jax.Array | None, places: jax.Array | None) -
 
 def compare(
     terms: Terms,
-    logits: jax.Array,
-    target_logits: jax.Array,
-    labels: jax.Array,
-    counted: jax.Array,
+    logits: Array,
+    target_logits: Array,
+    labels: Array,
+    counted: Array,
     pace: Pace | None = None,
     ids: np.ndarray | None = None,
-) -> tuple[jax.Array, Metrics, Pace | None]:
+) -> tuple[Array, Metrics, Pace | None]:
     """(loss f[], metrics, pace of this depth) of one depth.
 
     ``logits`` f[B,P,V_d], ``target_logits`` f[B,P,V], ``labels`` i32[B,P], ``counted`` bool[B,P].

@@ -16,6 +16,7 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
@@ -185,7 +186,7 @@ def init_cache(
     batch: int,
     slots: int,
     windows: tuple[int | None, ...] = (),
-) -> kv.KVCache:
+) -> KVCache:
     """An empty cache of so many layers of this shape."""
     return kv.zeros(layers, batch, config.num_kv_heads, slots, config.head_dim, dtype, windows)
 
@@ -194,15 +195,15 @@ def _apply(
     config: TransformerConfig,
     params: ModelParams,
     features: Array,
-    cache: kv.KVCache,
+    cache: KVCache,
     layout: Layout | None = None,
-) -> tuple[Array, kv.KVBlock]:
+) -> tuple[Array, KVBlock]:
     layer = MODULE.merge(config, params.draft["prefix"])
     view = past(cache, features.shape[1], layout)
     x = features.astype(layer.norm.scale.dtype)
     x, k, v = layer(x, rope_angle(config, view.positions), view, stored_at(cache, None, 0))
     x = layer.norm(x)
-    block = kv.KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
+    block = KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
     return x.astype(features.dtype), block
 
 

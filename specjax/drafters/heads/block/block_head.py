@@ -33,6 +33,7 @@ from flax import struct
 from specjax import cache as kv
 from specjax import declare, sampling
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.declare import key
 from specjax.divergences import overlap
 from specjax.drafters import _foresee, files, growth
@@ -85,10 +86,7 @@ REFERENCE = (
 )
 
 # Name of a target -> a head for it on the Hub.
-RELEASED = {
-    "Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
-    "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
-}
+RELEASED = {"Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16", "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16"}
 
 NAME = "block_head"
 # The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
@@ -209,9 +207,7 @@ class Keys(StackedKeys):
         part="confidence",
     )
     window: int = key(
-        0,
-        "how many positions each layer but the last one attends to; 0: to all",
-        least=0,
+        0, "how many positions each layer but the last one attends to; 0: to all", least=0
     )
     mask_id: int | None = key(
         None,
@@ -398,23 +394,19 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
 class Block(struct.PyTreeNode):
     """What a round's pass over the block leaves for all depths."""
 
-    logits: jax.Array  # f[B,K,V] without a correction
-    hidden: jax.Array  # [B,K,D]
+    logits: Array  # f[B,K,V] without a correction
+    hidden: Array  # [B,K,D]
 
 
 class Memory(struct.PyTreeNode):
     """What the children of nodes read."""
 
-    state: jax.Array  # [B,P,S] of the correction
-    confidence: jax.Array | None  # f32[B,P] that the next token is accepted
+    state: Array  # [B,P,S] of the correction
+    confidence: Array | None  # f32[B,P] that the next token is accepted
 
 
 def build(
-    target: LM,
-    net: Net,
-    keys: StackedKeys,
-    given: Given,
-    facts: tuple[tuple[str, Any], ...],
+    target: LM, net: Net, keys: StackedKeys, given: Given, facts: tuple[tuple[str, Any], ...]
 ) -> Drafter:
     """The drafter of a network; without keys, a sampled chain of full length.
 
@@ -447,35 +439,28 @@ def build(
         confidence=_confidence if shape.confidence else None,
     )
     drafter = growth.build(
-        NAME,
-        stepper,
-        plan,
-        given.init_params(NAME),
-        training=training,
-        features=True,
+        NAME, stepper, plan, given.init_params(NAME), training=training, features=True
     )
     return drafter._replace(taps=shape.taps)
 
 
-def _init(
-    net: Net, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> kv.KVCache:
-    batch, size = target_out.hidden.shape[:2]
+def _init(net: Net, params: ModelParams, context: Context, out: Output, slots: int) -> KVCache:
+    batch, size = out.hidden.shape[:2]
     cache = network.init_cache(net, batch, slots)
     if not size:
         return cache
     feed = Bound(_feed, net, params)
-    return _prefix.feed(feed, kv.commit, target_out.taps, context.length - 1, cache)[1]
+    return _prefix.feed(feed, kv.commit, out.taps, context.length - 1, cache)[1]
 
 
 def _feed(
-    net: Net, params: ModelParams, taps: tuple[jax.Array, ...], cache: kv.KVCache
-) -> tuple[None, kv.KVBlock]:
+    net: Net, params: ModelParams, taps: tuple[Array, ...], cache: KVCache
+) -> tuple[None, KVBlock]:
     positions = cache.length[:, None] + jnp.arange(taps[0].shape[1])
     return None, network.read(net, params, taps, positions)
 
 
-def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: kv.KVCache) -> Begun:
+def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: KVCache) -> Begun:
     """``Stepper.begin``: one pass over the block of ``depth`` tokens.
 
     A row whose text has one token cannot draft: there are no taps to read.
@@ -492,7 +477,7 @@ def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: k
 
 def _step(
     net: Net, params: ModelParams, block: Block, nodes: Nodes, above: Memory
-) -> tuple[jax.Array, Memory]:
+) -> tuple[Array, Memory]:
     """``Stepper.step``: the memory of a node is the correction's state after its token."""
     state = growth.at(above.state, nodes.parents)
     state = jnp.broadcast_to(state, (*nodes.tokens.shape, state.shape[-1]))
@@ -500,11 +485,11 @@ def _step(
 
 
 def _depth(
-    net: Net, params: ModelParams, block: Block, state: jax.Array, tokens: jax.Array, depth: Any
-) -> tuple[jax.Array, Memory]:
+    net: Net, params: ModelParams, block: Block, state: Array, tokens: Array, depth: Any
+) -> tuple[Array, Memory]:
     """The logits f[B,n,V] after n nodes, ``depth`` tokens after the pending one; their memory."""
 
-    def at_nodes(x: jax.Array) -> jax.Array:
+    def at_nodes(x: Array) -> Array:
         return jnp.broadcast_to(x[:, depth][:, None], (*tokens.shape, x.shape[-1]))
 
     before = Before(tokens, at_nodes(block.hidden), at_nodes(block.logits), depth)
@@ -514,22 +499,17 @@ def _depth(
     return logits, Memory(after.state, None if sure is None else jax.nn.sigmoid(sure))
 
 
-def _confidence(memory: Memory) -> jax.Array:
+def _confidence(memory: Memory) -> Array:
     """``Stepper.confidence``."""
     assert memory.confidence is not None
     return memory.confidence
 
 
 def _commit(
-    net: Net,
-    params: ModelParams,
-    cache: kv.KVCache,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
-) -> kv.KVCache:
+    net: Net, params: ModelParams, cache: KVCache, drafted: None, verdict: Verdict, out: Output
+) -> KVCache:
     """Appends the pending token and the accepted nodes, without the newest token."""
-    taps = growth.fed_to_target(target_out.taps, verdict)
+    taps = growth.fed_to_target(out.taps, verdict)
     return kv.commit(cache, _feed(net, params, taps, cache)[1], verdict.count)
 
 

@@ -43,7 +43,7 @@ from specjax.drafters.heads.eagle._network import Network
 from specjax.drafters.shared_keys import NetworkKeys
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Training, Verdict
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Training, Verdict
 
 
 class LaterModule(struct.PyTreeNode):
@@ -52,7 +52,7 @@ class LaterModule(struct.PyTreeNode):
     # The slots of the committed text that were fed, with the outputs of the module before.
     cache: KVCache
     # [B,D] the output of the module before at its newest slot, which is the next one of this one.
-    before: jax.Array
+    before: Array
 
 
 class Kept(struct.PyTreeNode):
@@ -62,11 +62,11 @@ class Kept(struct.PyTreeNode):
     cache: KVCache
     # [B,M+1,D] the target's features of the slots that follow those of the cache, as the network
     # reads them.
-    features: jax.Array
+    features: Array
     # [B,D] the network's output at the newest slot of the cache: the children of the pending token
     # read it.
-    recycled: jax.Array
-    pending: jax.Array  # i32[B] the pending token, while a draft grows
+    recycled: Array
+    pending: Array  # i32[B] the pending token, while a draft grows
     # What the modules after the first keep, for networks that have several.
     more: tuple[LaterModule, ...] = ()
 
@@ -74,9 +74,9 @@ class Kept(struct.PyTreeNode):
 class Memory(struct.PyTreeNode):
     """Tokens, keys, values and outputs of the nodes that are fed: their children read them."""
 
-    tokens: jax.Array  # i32[B,P]
+    tokens: Array  # i32[B,P]
     slots: KVBlock
-    feature: jax.Array  # [B,P,D] the network's output
+    feature: Array  # [B,P,D] the network's output
 
 
 class ComputedNodes(struct.PyTreeNode):
@@ -84,7 +84,7 @@ class ComputedNodes(struct.PyTreeNode):
 
     # Keys and values of each module after the first; zeros where it did not compute the node.
     slots: tuple[KVBlock, ...]
-    outputs: jax.Array  # [B,P,n-1,D] the outputs of these modules
+    outputs: Array  # [B,P,n-1,D] the outputs of these modules
 
 
 def build(
@@ -136,22 +136,17 @@ def build(
 
 
 def _init(
-    network: Network,
-    longest: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    network: Network, longest: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """Feeds all slots of the prompt but the last one, whose feature is kept.
 
     The prompt's last slot has its pending token and the feature of the token before that.
     """
-    batch, size = target_out.hidden.shape[:2]
+    batch, size = out.hidden.shape[:2]
     cache, count = network.init_cache(batch, slots), context.length - 1
     outputs, fed = None, jnp.maximum(count - 1, 0)
     if size:
-        features = network.read(params, target_out)
+        features = network.read(params, out)
         shifted = context.tokens[:, network.shape.shift : network.shape.shift + size]
         inputs = shifted, features
         feed = Bound(_feed, network, params, 0)
@@ -162,7 +157,7 @@ def _init(
     else:
         # Only the shapes are needed.
         with jax.disable_jit(False):
-            like = jax.eval_shape(network.read, params, _one(target_out))
+            like = jax.eval_shape(network.read, params, _one(out))
         first = jnp.zeros((batch, 1, network.width), like.dtype)
     features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
     recycled = jnp.zeros_like(features[:, 0])
@@ -171,12 +166,8 @@ def _init(
 
 
 def _feed(
-    network: Network,
-    params: ModelParams,
-    module: int,
-    inputs: tuple[jax.Array, jax.Array],
-    cache: KVCache,
-) -> tuple[jax.Array | None, KVBlock]:
+    network: Network, params: ModelParams, module: int, inputs: tuple[Array, Array], cache: KVCache
+) -> tuple[Array | None, KVBlock]:
     tokens, features = inputs
     fed, block = network.apply(params, tokens, features, cache, module=module)
     return (None if network.shape.modules == 1 else fed.feature), block
@@ -213,12 +204,7 @@ def _begin(
 
 
 def _begin_parallel(
-    network: Network,
-    vocab_size: int,
-    depth: int,
-    params: ModelParams,
-    context: Context,
-    kept: Kept,
+    network: Network, vocab_size: int, depth: int, params: ModelParams, context: Context, kept: Kept
 ) -> Begun:
     """As ``_begin``, with masks behind the slots: the logits of all depths from one pass.
 
@@ -252,7 +238,7 @@ def _step(
     kept: Kept,
     nodes: Nodes,
     block: Memory | None,
-) -> tuple[jax.Array, Memory]:
+) -> tuple[Array, Memory]:
     """``Stepper.step``: a node reads its token and the network's output at its parent."""
     own, tokens, size = None, nodes.tokens, nodes.tokens.shape[1]
     above = jnp.broadcast_to(kept.pending[:, None], tokens.shape)
@@ -270,16 +256,11 @@ def _step(
 
 
 def _commit(
-    network: Network,
-    params: ModelParams,
-    kept: Kept,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    network: Network, params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output
 ) -> Kept:
     """Keeps the target's features of the pending token and the accepted nodes."""
-    hidden, taps = growth.fed_to_target((target_out.hidden, target_out.taps), verdict)
-    features = network.read(params, Output(target_out.logits, hidden, taps))
+    hidden, taps = growth.fed_to_target((out.hidden, out.taps), verdict)
+    features = network.read(params, Output(out.logits, hidden, taps))
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))
 
@@ -288,9 +269,9 @@ def _init_modules(
     network: Network,
     params: ModelParams,
     context: Context,
-    outputs: jax.Array | None,
-    like: jax.Array,
-    count: jax.Array,
+    outputs: Array | None,
+    like: Array,
+    count: Array,
     slots: int,
 ) -> tuple[LaterModule, ...]:
     """Feeds the prompt to the modules after the first.
@@ -323,8 +304,8 @@ def _begin_modules(
     params: ModelParams,
     context: Context,
     cache: KVCache,
-    fresh: jax.Array,
-    missing: jax.Array,
+    fresh: Array,
+    missing: Array,
     more: tuple[LaterModule, ...],
 ) -> tuple[LaterModule, ...]:
     """Feeds and commits the slots that the caches of the modules after the first lack.
@@ -355,7 +336,7 @@ def _step_modules(
     kept: Kept,
     nodes: Nodes,
     block: ComputedNodes | None,
-) -> tuple[jax.Array, ComputedNodes]:
+) -> tuple[Array, ComputedNodes]:
     """``Stepper.step`` of n > 1 modules; the depth is static.
 
     The modules from min(depth, n - 1) on compute the nodes, and the first of them predicts.

@@ -40,7 +40,7 @@ from specjax.drafters.heads._vocabulary import gather, place_of
 from specjax.drafters.heads.eagle._network import Fed, Network
 from specjax.errors import UserError
 from specjax.tree import Layout
-from specjax.types import LM, Batch, ModelParams, Output, Training
+from specjax.types import LM, Array, Batch, ModelParams, Output, Training
 
 # Li et al. 2024 (2401.15077), section 4.2. The amplitude of the noise is that of the paper; the
 # authors' code multiplies it by 512 / T.
@@ -76,12 +76,12 @@ def training(
 class Text(NamedTuple):
     """What all steps read."""
 
-    tokens: jax.Array  # i32[B,T+1]
+    tokens: Array  # i32[B,T+1]
     layout: Layout  # of the T slots of step 0
-    places: jax.Array | None = None  # i32[B,P] the columns that are drafted; None: all T
+    places: Array | None = None  # i32[B,P] the columns that are drafted; None: all T
 
 
-def text(batch: Batch, places: jax.Array | None = None) -> Text:
+def text(batch: Batch, places: Array | None = None) -> Text:
     """The tokens of a batch, and how its slots attend inside their documents."""
     return Text(batch.tokens, _along_text.layout_of(batch), places)
 
@@ -91,7 +91,7 @@ def step(
     text: Text,
     number: int,
     params: ModelParams,
-    features: jax.Array,
+    features: Array,
     before: tuple[KVBlock, ...],
 ) -> tuple[Fed, KVBlock]:
     """Step ``number`` of all columns: what the network computes, and its keys and values.
@@ -113,7 +113,7 @@ def step(
     return network.apply(params, tokens, features, cache, layout, block, **which)
 
 
-def _at_columns(text: Text, values: jax.Array) -> jax.Array:
+def _at_columns(text: Text, values: Array) -> Array:
     """Values [B,T,...] of all slots at the columns that are drafted; those of columns unchanged."""
     if text.places is None or values.shape[1] != text.layout.depth.shape[1]:
         return values
@@ -131,8 +131,8 @@ def _drafts(
     params: ModelParams,
     batch: Batch,
     out: Output,
-    features: jax.Array,
-    places: tuple[jax.Array, ...] | None = None,
+    features: Array,
+    places: tuple[Array, ...] | None = None,
 ) -> Drafts:
     """The drafts of the columns ``places``, one entry per step; None: of all columns.
 
@@ -147,9 +147,9 @@ def _logits(
     network: Network,
     text: Text,
     params: ModelParams,
-    state: tuple[jax.Array, tuple[KVBlock, ...]],
+    state: tuple[Array, tuple[KVBlock, ...]],
     number: int,
-) -> tuple[jax.Array, tuple[jax.Array, tuple[KVBlock, ...]]]:
+) -> tuple[Array, tuple[Array, tuple[KVBlock, ...]]]:
     fed, block = step(network, text, number, params, *state)
     return network.logits(params, _at_columns(text, fed.hidden)), (fed.feature, (*state[1], block))
 
@@ -213,13 +213,13 @@ class LossKeys(declare.Keys):
 class _Labels(NamedTuple):
     """What the steps are compared with; entry t belongs to feature t. All are constants."""
 
-    features: jax.Array  # [B,T,E] the target's
-    logits: jax.Array  # f[B,T,V_d] the target's, of the draft vocabulary
-    inside: jax.Array  # f[B,T] the target's probability of the draft vocabulary
-    best: jax.Array  # i32[B,T] place of the target's preferred token in the draft vocabulary, or -1
-    kept: jax.Array  # bool[B,T] whether ``logits`` are to be learnt
-    guess: jax.Array | None  # f[B,T] the divergence of a uniform guess
-    top: tuple[jax.Array, jax.Array] | None  # f[B,T,K], i32[B,T,K]: the best probs, their places
+    features: Array  # [B,T,E] the target's
+    logits: Array  # f[B,T,V_d] the target's, of the draft vocabulary
+    inside: Array  # f[B,T] the target's probability of the draft vocabulary
+    best: Array  # i32[B,T] place of the target's preferred token in the draft vocabulary, or -1
+    kept: Array  # bool[B,T] whether ``logits`` are to be learnt
+    guess: Array | None  # f[B,T] the divergence of a uniform guess
+    top: tuple[Array, Array] | None  # f[B,T,K], i32[B,T,K]: the best probs, their places
 
 
 @declare.method(LossKeys)
@@ -229,9 +229,9 @@ def loss(
     params: Any,
     target_params: Any,
     batch: Batch,
-    key: jax.Array,
+    key: Array,
     keys: LossKeys,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per labelled position, and metrics.
 
     The sum over steps j of decay^j times
@@ -264,7 +264,7 @@ def loss(
     labels = _labels(network, keys, jax.lax.stop_gradient(out.hidden), teacher)
     first, size = jnp.maximum(number, 1), features.shape[1]
 
-    def term(state: Any, j: int) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+    def term(state: Any, j: int) -> tuple[Array, dict[str, Array], Any]:
         logits, (feature, blocks) = drafts.step(state, j)
         tokens, counted = drafts.labels(j)
         tokens = place_of(network.ids, tokens, out.logits.shape[-1])
@@ -310,12 +310,12 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
         )
 
 
-def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Output:
+def _noisy(network: Network, out: Output, noise: float, key: Array) -> Output:
     """The target's output with noise on the features that the network reads."""
     if not noise:
         return out
 
-    def add(place: int, x: jax.Array) -> jax.Array:
+    def add(place: int, x: Array) -> Array:
         own = jax.random.fold_in(key, place)
         return x + jax.random.uniform(own, x.shape, x.dtype, -noise, noise)
 
@@ -326,7 +326,7 @@ def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Outpu
 
 def _teacher(
     network: Network, target: LM, params: Any, batch: Batch, out: Output
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Array, Array, Array]:
     """The target's logits f[B,T,V_d], the log-sum-exp of all, and the place of the best of all.
 
     The place is that in the draft vocabulary, or -1.
@@ -344,7 +344,7 @@ def _teacher(
 
 
 def _labels(
-    network: Network, keys: LossKeys, features: jax.Array, teacher: tuple[jax.Array, ...]
+    network: Network, keys: LossKeys, features: Array, teacher: tuple[Array, ...]
 ) -> _Labels:
     """``teacher`` as of ``_teacher``."""
     logits, every, best = teacher
@@ -363,13 +363,8 @@ def _labels(
 
 
 def _terms(
-    keys: LossKeys,
-    labels: _Labels,
-    logits: jax.Array,
-    feature: jax.Array,
-    tokens: jax.Array,
-    counted: jax.Array,
-) -> Iterator[tuple[float, jax.Array, jax.Array, Any]]:
+    keys: LossKeys, labels: _Labels, logits: Array, feature: Array, tokens: Array, counted: Array
+) -> Iterator[tuple[float, Array, Array, Any]]:
     """Of each term: weight, where it counts bool[B,T], value and that of a uniform guess f[B,T]."""
     kept, log_probs = counted & labels.kept, jax.nn.log_softmax(logits)
     uniform = jnp.log(logits.shape[-1])
@@ -394,12 +389,12 @@ def _terms(
 def _compare(
     keys: LossKeys,
     labels: _Labels,
-    first: jax.Array,
-    logits: jax.Array,
-    feature: jax.Array,
-    tokens: jax.Array,
-    counted: jax.Array,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+    first: Array,
+    logits: Array,
+    feature: Array,
+    tokens: Array,
+    counted: Array,
+) -> tuple[Array, dict[str, Array]]:
     """(loss of a step, divided by ``first``; its agreement, alpha, labels, scale and uniform).
 
     ``tokens`` are the places of the text's tokens in the draft vocabulary i32[B,T], -1 for others;
@@ -420,7 +415,7 @@ def _compare(
     }
 
 
-def smooth_l1(x: jax.Array) -> jax.Array:
+def smooth_l1(x: Array) -> Array:
     """[B,T,E] -> f[B,T]: the mean over the width, in float32 at least."""
     size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     return jnp.where(size < 1, size * size / 2, size - 0.5).mean(-1)

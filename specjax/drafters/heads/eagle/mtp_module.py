@@ -59,7 +59,7 @@ from specjax.models.hf_weights import prediction_modules
 from specjax.models.layers import Linear, Module, Norm, dtype_of, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "deepseekai2024v3"
 
@@ -159,7 +159,7 @@ class MtpModule(Layers):
         self.fc = Linear(2 * size, size, **linear_options(False, dtype, rngs))
         self.norm = Norm(config, dtype)
 
-    def read(self, taps: jax.Array) -> jax.Array:
+    def read(self, taps: Array) -> Array:
         """Taps [B,T,1,D] -> [B,T,D]."""
         return taps[..., 0, :]
 
@@ -181,7 +181,7 @@ class MtpNetwork(Network):
     def module(self, params: ModelParams, number: int = 0) -> MtpModule:
         return MODULE.merge(self.shape, params.draft["modules"][str(number)], self.dtype)
 
-    def start(self, target_params: Params, key: jax.Array) -> Params:
+    def start(self, target_params: Params, key: Array) -> Params:
         keys = jax.random.split(key, self.shape.modules)
         return {"modules": {str(i): MODULE.new(self.shape, each) for i, each in enumerate(keys)}}
 

@@ -42,15 +42,7 @@ from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import TooLong, UserError
 from specjax.models.layers import dtype_of
 from specjax.tree import Layout
-from specjax.types import (
-    LM,
-    Context,
-    Drafter,
-    ModelParams,
-    Output,
-    Training,
-    Verdict,
-)
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Training, Verdict
 
 REFERENCE = "gao2024falcon"
 
@@ -110,21 +102,21 @@ class Kept(struct.PyTreeNode):
 
     text: Committed
     # [B,M+1,D] the target's features of the slots that follow those of ``text``.
-    features: jax.Array
+    features: Array
 
 
 class Memory(struct.PyTreeNode):
     """What the nodes below a fed node read: the block that predicts its children."""
 
-    logits: jax.Array  # f[B,P,k,V]
-    features: jax.Array  # [B,P,k,D] estimated
-    tokens: jax.Array  # i32[B,P,k] of the path, from the first token of this block
-    carry: jax.Array  # [B,P,2,2,D] the LSTM's, after the slots that predict the block
+    logits: Array  # f[B,P,k,V]
+    features: Array  # [B,P,k,D] estimated
+    tokens: Array  # i32[B,P,k] of the path, from the first token of this block
+    carry: Array  # [B,P,2,2,D] the LSTM's, after the slots that predict the block
     # [B,P,k,H,head_dim] keys and values of these slots. They are read where the node is the last
     # one of its block, so that it was fed with them.
-    k: jax.Array
-    v: jax.Array
-    output: jax.Array  # f32[B,P] as ``KVBlock.output``
+    k: Array
+    v: Array
+    output: Array  # f32[B,P] as ``KVBlock.output``
 
 
 def _build(
@@ -152,12 +144,7 @@ def _build(
         commit=Bound(_commit, net),
     )
     return growth.build(
-        NAME,
-        stepper,
-        plan,
-        given.init_params(NAME),
-        training=training(plan),
-        features=True,
+        NAME, stepper, plan, given.init_params(NAME), training=training(plan), features=True
     )
 
 
@@ -173,18 +160,13 @@ def _check_blocks(size: int, depth: int) -> None:
 
 
 def _init(
-    net: Net,
-    longest: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    net: Net, longest: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """Feeds all slots of the prompt."""
-    batch, size = target_out.hidden.shape[:2]
+    batch, size = out.hidden.shape[:2]
     text = network.no_text(net, params, batch, slots)
     if size:
-        inputs = context.tokens[:, 1 : 1 + size], target_out.hidden
+        inputs = context.tokens[:, 1 : 1 + size], out.hidden
         feed = Bound(_feed, net, params)
         text = _prefix.feed(feed, network.commit, inputs, context.length - 1, text)[1]
     width = net.shape.config.hidden_size
@@ -192,7 +174,7 @@ def _init(
 
 
 def _feed(
-    net: Net, params: ModelParams, inputs: tuple[jax.Array, jax.Array], text: Committed
+    net: Net, params: ModelParams, inputs: tuple[Array, Array], text: Committed
 ) -> tuple[None, Slots]:
     return None, network.feed(net, params, *inputs, text)
 
@@ -222,7 +204,7 @@ def _begin(net: Net, params: ModelParams, context: Context, kept: Kept) -> Begun
 
 def _step(
     net: Net, params: ModelParams, kept: Kept, nodes: Nodes, block: Memory
-) -> tuple[jax.Array, Memory]:
+) -> tuple[Array, Memory]:
     """``Stepper.step``; the depth is static. The last nodes of a block are fed to the network."""
     size, depth = net.shape.block, int(nodes.depth)
     above: Memory = growth.at(block, nodes.parents)
@@ -231,7 +213,7 @@ def _step(
         return above.logits[:, :, depth % size], above.replace(tokens=tokens)
     rows, count = tokens.shape[:2]
 
-    def flat(x: jax.Array) -> jax.Array:
+    def flat(x: Array) -> Array:
         return x.reshape(rows * count, *x.shape[2:])
 
     given = (flat(tokens), flat(above.features), flat(above.carry))
@@ -260,7 +242,7 @@ def block_slots(block: Memory, places: int) -> KVBlock:
     """The keys and values at P places, of k slots each: [B,P*k,...]."""
     size = block.k.shape[2]
 
-    def slots(x: jax.Array) -> jax.Array:
+    def slots(x: Array) -> Array:
         return x.reshape(x.shape[0], places * size, *x.shape[3:])
 
     return KVBlock((slots(block.k),), (slots(block.v),), jnp.repeat(block.output, size, 1))
@@ -281,15 +263,10 @@ def block_layout(layout: Layout, size: int) -> Layout:
 
 
 def _commit(
-    net: Net,
-    params: ModelParams,
-    kept: Kept,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    net: Net, params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output
 ) -> Kept:
     """Keeps the target's features of the pending token and the accepted nodes."""
-    features = growth.fed_to_target(target_out.hidden, verdict).astype(kept.features.dtype)
+    features = growth.fed_to_target(out.hidden, verdict).astype(kept.features.dtype)
     features = tree.sized(features, kept.features.shape[1])
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))

@@ -171,12 +171,10 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
     return drafter._replace(taps=heads.taps)
 
 
-def _init(
-    heads: Heads, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
-    batch, size = target_out.hidden.shape[:2]
+def _init(heads: Heads, params: ModelParams, context: Context, out: Output, slots: int) -> State:
+    batch, size = out.hidden.shape[:2]
     count = context.length - 1
-    features, cache, prefix = heads.read(target_out), None, heads.prefix
+    features, cache, prefix = heads.read(out), None, heads.prefix
     if prefix is not None:
         cache, apply = prefix.init_cache(batch, slots), Bound(prefix.apply, params)
         if size:
@@ -213,14 +211,9 @@ def _step(
 
 
 def _commit(
-    heads: Heads,
-    params: ModelParams,
-    state: State,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    heads: Heads, params: ModelParams, state: State, drafted: None, verdict: Verdict, out: Output
 ) -> State:
-    cache, features = state.cache, growth.fed_to_target(heads.read(target_out), verdict)
+    cache, features = state.cache, growth.fed_to_target(heads.read(out), verdict)
     if heads.prefix is not None:
         features, block = heads.prefix.apply(params, features, cache)
         cache = heads.prefix.commit(cache, block, verdict.count)

@@ -23,16 +23,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import (
-    Codec,
-    Config,
-    Found,
-    Leaves,
-    Rules,
-    Shapes,
-    Sizes,
-    linear,
-)
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Rules, Shapes, Sizes, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
 from specjax.drafters.shared_keys import HeadKeys

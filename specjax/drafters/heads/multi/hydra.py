@@ -50,9 +50,7 @@ from specjax.types import LM, Array, Drafter, ModelParams, Params
 REFERENCE = "ankner2024hydra"
 
 # Name of a target -> a head for it on the Hub.
-RELEASED = {
-    "vicuna-7b-v1.3": "ankner/hydra-vicuna-7b-v1.3",
-}
+RELEASED = {"vicuna-7b-v1.3": "ankner/hydra-vicuna-7b-v1.3"}
 
 # The authors' values.
 HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4

@@ -26,6 +26,7 @@ from flax.traverse_util import flatten_dict
 from specjax import cache as kv
 from specjax import declare
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.files import Given, decoder_layers
@@ -199,9 +200,9 @@ def _apply(
     shape: TrunkShape,
     params: ModelParams,
     features: Array,
-    cache: kv.KVCache,
+    cache: KVCache,
     layout: Layout | None = None,
-) -> tuple[Array, kv.KVBlock]:
+) -> tuple[Array, KVBlock]:
     """[B,T,E] -> ([B,T,K*E] before the target's last norm, keys and values of these tokens)."""
     every = params.draft["layers"]
     dtype = jax.tree.leaves(every)[0].dtype
@@ -217,7 +218,7 @@ def _apply(
         values.append(v)
     # One number that depends on the reads of all layers.
     read = functools.reduce(jnp.add, (x[..., 0].astype(jnp.float32) for x in outputs))
-    block = kv.KVBlock(tuple(keys), tuple(values), read)
+    block = KVBlock(tuple(keys), tuple(values), read)
     return jnp.concatenate(outputs, -1).astype(features.dtype), block
 
 

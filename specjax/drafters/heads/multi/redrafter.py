@@ -33,15 +33,7 @@ from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import (
-    Codec,
-    Config,
-    Found,
-    Leaves,
-    Sizes,
-    Tensors,
-    linear,
-)
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.files.decoder_layers import plain_names
 from specjax.drafters.growth.plans import BEAM
 from specjax.drafters.heads.multi import _heads
@@ -61,11 +53,7 @@ class Keys(HeadKeys):
     """The keys of ``redrafter``."""
 
     layers: int = key(
-        0,
-        "number of blocks",
-        least=0,
-        new=LAYERS,
-        size=lambda params: len(params["block"]),
+        0, "number of blocks", least=0, new=LAYERS, size=lambda params: len(params["block"])
     )
     inner: int = key(
         0,
