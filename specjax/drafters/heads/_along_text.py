@@ -42,6 +42,16 @@ class Drafts(NamedTuple):
     ahead: int = 2  # how many tokens after its place depth 0 predicts
     first: int = 0  # the depth in a draft of depth 0 here
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, P), of the first depth."""
+        places = self.places_of(0)
+        return self.teacher.shape[:2] if places is None else places.shape
+
+    def places_of(self, depth: Any) -> Array | None:
+        """i32[B,P]: the places of a depth; None: all T."""
+        return None if self.places is None else self.places[depth]
+
     def labels(self, depth: Any) -> tuple[Array, Array]:
         """``label`` at the places."""
         tokens, counted = label(self.batch, depth + self.ahead, depth + self.first)
@@ -53,7 +63,7 @@ class Drafts(NamedTuple):
 
     def at(self, values: Array, depth: Any) -> Array:
         """[B,P,...]: values [B,T,...] at the places of a depth."""
-        places = None if self.places is None else self.places[depth]
+        places = self.places_of(depth)
         return values if places is None else at(values, places)
 
     def later(self, by: Any, depth: Any, values: Array) -> Array:
@@ -61,8 +71,7 @@ class Drafts(NamedTuple):
 
         Beyond the end the last entry, where no label counts.
         """
-        size = values.shape[1]
-        places = None if self.places is None else self.places[depth]
+        size, places = values.shape[1], self.places_of(depth)
         if places is None:
             return ahead(values, by, size)
         return at(values, jnp.minimum(places + by, size - 1))

@@ -42,7 +42,7 @@ from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix, _shape, _vocabulary
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
-from specjax.drafters.heads._depth_loss import DepthKeys, Terms
+from specjax.drafters.heads._depth_loss import DepthKeys
 from specjax.drafters.heads.block import _network as network
 from specjax.drafters.heads.block._corrections import (
     CONTEXTS,
@@ -660,11 +660,11 @@ def _preferred(net: Net, drafts: Drafts) -> list[Array]:
 
 
 def _selector_term(
-    net: Net, own: Params, keys: LossKeys, terms: Terms, state: State, logits: Array, *rest: Array
+    net: Net, own: Params, keys: LossKeys, first: Array, state: State, logits: Array, *rest: Array
 ) -> tuple[Array, dict[str, Array]]:
     """``_depth_loss.More``: the terms of the confidence and of the selector ``own``."""
     (teacher, counted), after = rest, state[0]
-    value, sizes = _confidence_term(net, keys.confidence, terms, state, after.logits, *rest)
+    value, sizes = _confidence_term(net, keys.confidence, first, state, after.logits, *rest)
     best, ids = sampling.argmax(teacher), sampling.top(logits, net.shape.candidates)[1]
     same = ids == best[..., None]
     has = same.any(-1)
@@ -673,8 +673,8 @@ def _selector_term(
     assert after.factor is not None
     scores = jax.nn.log_softmax(selector_scores(own, after.factor, logits, ids))
     right = jnp.take_along_axis(scores, place[..., None], -1)[..., 0]
-    value -= keys.selector * jnp.where(counted, right, 0).sum() / terms.first
-    each = keys.selector * counted.sum() / terms.first
+    value -= keys.selector * jnp.where(counted, right, 0).sum() / first
+    each = keys.selector * counted.sum() / first
     added = {"scale": each, "uniform": each * jnp.log(float(ids.shape[-1]))}
     sizes |= {name: sizes.get(name, 0) + size for name, size in added.items()}
     sizes["selected"] = _depth_loss.mean(sampling.argmax(after.logits) == best, counted)
@@ -685,7 +685,7 @@ def _selector_term(
 def _confidence_term(
     net: Net,
     weight: float,
-    terms: Terms,
+    first: Array,
     state: State,
     logits: Array,
     teacher: Array,
@@ -700,9 +700,9 @@ def _confidence_term(
     if weight and confidence is not None:
         # Cross-entropy of sigmoid(x) with the share c: log(1 + e^x) - c x.
         wrong = jax.nn.softplus(confidence) - shared * confidence
-        value = weight * jnp.where(counted, wrong, 0).sum() / terms.first
-        sizes["scale"] = weight * number / terms.first
-        sizes["uniform"] = weight * jnp.log(2.0) * number / terms.first
+        value = weight * jnp.where(counted, wrong, 0).sum() / first
+        sizes["scale"] = weight * number / first
+        sizes["uniform"] = weight * jnp.log(2.0) * number / first
     return value, sizes
 
 

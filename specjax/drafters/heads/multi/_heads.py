@@ -305,7 +305,7 @@ def loss(
     if keys.slots == "all":
         return _depth_loss.loss(found, keys, heads.depth, number)
     depth = jax.random.randint(key, (), 0, heads.depth)
-    term = _depth_loss.term_of(found, _depth_loss.terms_of(keys, number))
+    term = _depth_loss.term_of(found, keys, number)
     term = jax.checkpoint(term) if keys.remat else term
     value, sizes, _ = term((found.state, None), depth)
     sizes = {name: keys.decay**depth * sizes[name] for name in ("scale", "uniform")}
