@@ -24,8 +24,8 @@ MOST = 2**31
 Metrics = dict[str, Any]  # f32[] each, and "weight": the number of labels of each
 # (carry, depth) -> (f[], metrics of the depth, carry)
 Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
-# (the number of labels or 1, the state after a depth, its logits, the target's, which labels count) ->
-# (f[], metrics)
+# (the number of labels or 1, the state after a depth, its logits, the target's, which labels
+# count) -> (f[], metrics)
 More = Callable[..., tuple[Array, Metrics]]
 
 

@@ -38,9 +38,10 @@ from specjax.drafters import growth
 from specjax.drafters.files import Given
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.plans import DYNAMIC, Method
-from specjax.drafters.heads import _masked_text, _prefix, _vocabulary
+from specjax.drafters.heads import _masked_text, _prefix
 from specjax.drafters.heads.eagle._network import Network
 from specjax.drafters.shared_keys import NetworkKeys
+from specjax.models.layers import at_least
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Training, Verdict
@@ -98,31 +99,27 @@ def build(
     """The drafter of a network; ``shape`` is that of a draft without keys.
 
     For a parallel network the default is a chain of all tokens of a pass, each drawn from its own
-    probabilities. ``training``
-    makes the training part for drafts of a plan. L1 with a rule that takes its siblings. Raises
-    UserError for keys that do not fit.
+    probabilities. ``training`` makes the training part for drafts of a plan. L1 with a rule that
+    takes its siblings. Raises UserError for keys that do not fit.
     """
+    parallel, modules = network.shape.parallel, network.shape.modules
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
-    if network.shape.parallel:
-        chain = shapes.chain(network.shape.parallel)
-        method = method._replace(
-            tree=chain, siblings="iid", heads=network.shape.parallel, independent=True
-        )
+    if parallel:
+        own = {"tree": shapes.chain(parallel), "siblings": "iid", "heads": parallel}
+        method = method._replace(**own, independent=True)
     plan = growth.read(method, keys)
     depth = plan.growth.depth
-    begin = Bound(_begin, network, target.vocab_size)
-    step = Bound(_step if network.shape.modules == 1 else _step_modules, network, target.vocab_size)
-    if network.shape.parallel:
-        begin = Bound(_begin_parallel, network, target.vocab_size, depth)
-        step = growth.step_at_depth
+    begin, step = Bound(_begin, network), Bound(_step if modules == 1 else _step_modules, network)
+    if parallel:
+        begin, step = Bound(_begin_parallel, network, depth), growth.step_at_depth
     stepper = Stepper(
         init=Bound(_init, network, depth),
         begin=begin,
         step=step,
         commit=Bound(_commit, network),
-        looped=network.shape.modules == 1,
-        independent=bool(network.shape.parallel),
+        looped=modules == 1,
+        independent=bool(parallel),
     )
     drafter = growth.build(
         network.name,
@@ -155,10 +152,7 @@ def _init(
         newest = jnp.maximum(count - 1, 0)[:, None]
         first = tree.take(features, newest, (count > 0)[:, None])
     else:
-        # Only the shapes are needed.
-        with jax.disable_jit(False):
-            like = jax.eval_shape(network.read, params, _one(out))
-        first = jnp.zeros((batch, 1, network.width), like.dtype)
+        first = jnp.zeros((batch, 1, network.width), at_least(network.dtype, params.draft))
     features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
     recycled = jnp.zeros_like(features[:, 0])
     more = _init_modules(network, params, context, outputs, recycled, fed, slots)
@@ -173,14 +167,7 @@ def _feed(
     return (None if network.shape.modules == 1 else fed.feature), block
 
 
-def _one(out: Output) -> Output:
-    """Zeros in the shape of an output for one token; ``out`` is an output for 0 tokens."""
-    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype), out)
-
-
-def _begin(
-    network: Network, vocab_size: int, params: ModelParams, context: Context, kept: Kept
-) -> Begun:
+def _begin(network: Network, params: ModelParams, context: Context, kept: Kept) -> Begun:
     """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
 
     In a finished row the next round feeds the slots of the tokens that were accepted last. Later
@@ -193,7 +180,7 @@ def _begin(
     fed, slots = network.apply(params, tokens, kept.features, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
-    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    logits = network.spread_logits(params, hidden)
     more = _begin_modules(network, params, context, kept.cache, fed.feature, missing, kept.more)
     cache = kv.commit(cache, slots, missing)
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
@@ -204,7 +191,7 @@ def _begin(
 
 
 def _begin_parallel(
-    network: Network, vocab_size: int, depth: int, params: ModelParams, context: Context, kept: Kept
+    network: Network, depth: int, params: ModelParams, context: Context, kept: Kept
 ) -> Begun:
     """As ``_begin``, with masks behind the slots: the logits of all depths from one pass.
 
@@ -224,7 +211,7 @@ def _begin_parallel(
         _masked_text.layout_of_draft(missing, width, masks),
     )
     hidden = _masked_text.of_draft(fed.hidden, missing, width)
-    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    logits = network.spread_logits(params, hidden)
     path = jnp.broadcast_to(jnp.arange(width), (batch, width))
     cache = kv.commit(kept.cache, slots, missing, path)
     kept = kept.replace(cache=cache, pending=context.pending)
@@ -232,12 +219,7 @@ def _begin_parallel(
 
 
 def _step(
-    network: Network,
-    vocab_size: int,
-    params: ModelParams,
-    kept: Kept,
-    nodes: Nodes,
-    block: Memory | None,
+    network: Network, params: ModelParams, kept: Kept, nodes: Nodes, block: Memory | None
 ) -> tuple[Array, Memory]:
     """``Stepper.step``: a node reads its token and the network's output at its parent."""
     own, tokens, size = None, nodes.tokens, nodes.tokens.shape[1]
@@ -251,7 +233,7 @@ def _step(
         feature = jnp.where(inside[..., None], parent.feature, feature)
     read = tokens if network.shape.shift else above
     fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
-    logits = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), vocab_size)
+    logits = network.spread_logits(params, fed.hidden)
     return logits, Memory(tokens, slots, fed.feature)
 
 
@@ -330,12 +312,7 @@ def _begin_modules(
 
 
 def _step_modules(
-    network: Network,
-    vocab_size: int,
-    params: ModelParams,
-    kept: Kept,
-    nodes: Nodes,
-    block: ComputedNodes | None,
+    network: Network, params: ModelParams, kept: Kept, nodes: Nodes, block: ComputedNodes | None
 ) -> tuple[Array, ComputedNodes]:
     """``Stepper.step`` of n > 1 modules; the depth is static.
 
@@ -354,10 +331,9 @@ def _step_modules(
         fed_before = None if block is None else block.slots[module - 1]
         given = params, nodes.tokens, feature, own.cache, nodes.layout, fed_before
         computed.append(network.apply(*given, module=module))
-    logits = network.logits(params, computed[0][0].hidden)
+    logits = network.spread_logits(params, computed[0][0].hidden)
     pairs = [(slots, fed.feature) for fed, slots in computed]
     # What a module did not compute is zeros.
     zeros = jax.tree.map(jnp.zeros_like, pairs[0])
     slots, outputs = zip(*[zeros] * (predicts - 1), *pairs, strict=True)
-    memory = ComputedNodes(slots, jnp.stack(outputs, 2))
-    return _vocabulary.spread(network.ids, logits, vocab_size), memory
+    return logits, ComputedNodes(slots, jnp.stack(outputs, 2))

@@ -179,11 +179,6 @@ class Eagle3(Layers):
         taps = taps.reshape(*taps.shape[:-2], -1)
         return self.fc(self.input_norm(taps) if self.shape.input_norm else taps)
 
-    def masked(self) -> Array:
-        """[D]: the learned feature that is read at a mask."""
-        taps = self.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
-        return self.read(taps)[0, 0]
-
     def __call__(self, embedded, features, angle, past, cache, block) -> tuple[Fed, KVBlock]:
         """[B,T,D] each -> (``Fed``, keys and values)."""
         first: Any = self.layers["0"]
@@ -210,6 +205,7 @@ class Network(NamedTuple):
     dtype: Any = jnp.dtype(jnp.float32)  # of parameters, activations and cache
     # i32[V_d] ascending: the token of each logit; None: all tokens.
     ids: np.ndarray | None = None
+    vocab_size: int = 0  # of the target, which ``spread_logits`` needs where there are ``ids``
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
     # The size of an embedding that new parameters have; 0: they have none.
@@ -237,8 +233,10 @@ class Network(NamedTuple):
         return self.module(params).read(jnp.stack(out.taps, -2).astype(dtype))
 
     def masked(self, params: ModelParams) -> Array:
-        """[D]: what a parallel network reads for the feature at a mask."""
-        return self.module(params).masked()
+        """[D]: the learned feature that a parallel network reads at a mask."""
+        module = self.module(params)
+        taps = module.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
+        return module.read(taps)[0, 0]
 
     def apply(
         self,
@@ -267,6 +265,10 @@ class Network(NamedTuple):
             return logits(self.ends, params, hidden)
         return in_float32(self.module(params).head(hidden))
 
+    def spread_logits(self, params: ModelParams, hidden: Array) -> Array:
+        """f[...,V]: ``logits`` at their tokens, -inf at all others."""
+        return _vocabulary.spread(self.ids, self.logits(params, hidden), self.vocab_size)
+
     def start(self, target_params: Params, key: Array) -> Params:
         """New parameters: random, but a head and an embedding of its own begin as the target's.
 
@@ -294,13 +296,13 @@ def build(
     shape: Shape,
     given: Given,
     keys: EagleKeys,
+    vocab_size: int,
     ids: np.ndarray | None = None,
-    vocab_size: int = 0,
 ) -> Network:
     """The network of this shape, that of the method ``name``. Raises UserError.
 
-    ``ids`` i32[V_d] ascending are the tokens that it can draft, None: all; ``vocab_size`` is that
-    of the target, for networks with parts of such a size.
+    ``vocab_size`` is that of the target; ``ids`` i32[V_d] ascending are the tokens that it can
+    draft, None: all.
     """
     _shape.check(name, given, MODULE.leaves(shape))
     mask = () if shape.mask_id is None else (("mask_token_id", shape.mask_id),)
@@ -308,7 +310,8 @@ def build(
     stated = [fact for fact in files.facts(type(keys), shape) if fact != ("shift", 1)]
     facts = (*layer_facts(shape.config), *stated, *mask, *_vocabulary.facts(ids, vocab_size))
     embedded = vocab_size if getattr(keys, "embeddings", False) else 0
-    return Network(name, shape, given.ends, dtype_of(given.params), ids, facts, embedded)
+    own = name, shape, given.ends, dtype_of(given.params), ids, vocab_size
+    return Network(*own, facts, embedded)
 
 
 def embed(ends: Ends, params: ModelParams, tokens: Array) -> Array:

@@ -159,7 +159,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         parallel=keys.parallel,
         mask_id=mask_id,
     )
-    network = _network.build(NAME, shape, given, keys, ids, target.vocab_size)
+    network = _network.build(NAME, shape, given, keys, target.vocab_size, ids)
     training = Bound(_loss.training, network, target, defaults=_loss.EAGLE3)
     if keys.parallel:
         training = Bound(_parallel_training, network, target)
