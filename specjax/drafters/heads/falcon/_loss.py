@@ -301,8 +301,10 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
     The tokens of a draft are those of the text. Drafts at tokens that have no whole block of slots
     before them have no meaning.
     """
-    out = _along_text.output(target, params.target, batch)
-    text = read(net, params, out.hidden, batch)
+    out, layout = _along_text.output(target, params.target, batch), _along_text.layout_of(batch)
+    none, inputs = network.no_carry(net, params, len(out.hidden)), slots_of(out.hidden, batch)
+    outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
+    text = Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
 
     def step(state: tuple, number: int) -> tuple[Array, tuple]:
         if number and number % net.shape.block == 0:
@@ -311,14 +313,6 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
 
     state = _first(net, params, text), (), text.carries
     yield from Drafts(batch, out.logits, step, state).along(depth)
-
-
-def read(net: Net, params: ModelParams, features: Array, batch: Batch) -> Text:
-    """The slots of a batch, with features [B,T,D]."""
-    layout, none = _along_text.layout_of(batch), network.no_carry(net, params, len(features))
-    inputs = slots_of(features, batch)
-    outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
-    return Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
 
 
 def _first(net: Net, params: ModelParams, text: Text) -> tuple[Array, ...]:

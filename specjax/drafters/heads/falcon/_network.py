@@ -48,21 +48,11 @@ class FalconShape:
     block: int  # k, tokens of one forward pass
 
 
-class FalconLayer(Layers):
-    """The decoder layer."""
-
-    def __init__(self, shape: FalconShape, dtype, rngs: nnx.Rngs):
-        config = shape.config
-        super().__init__(Layer(config, dtype, rngs, first=True), config, dtype, rngs)
-
-    def keys(self, x: Array, angle: Array | None) -> KVBlock:
-        """[B,T,D] -> the keys and values of T slots, as those of ``run``."""
-        attention = self.layers["0"].attention
-        k, v = attention.part("k", x, angle), attention.part("v", x, angle)
-        return KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
+def _decoder_layer(shape: FalconShape, dtype: Any, rngs: nnx.Rngs) -> Layers:
+    return Layers(Layer(shape.config, dtype, rngs, first=True), shape.config, dtype, rngs)
 
 
-LAYER = Module(FalconLayer)
+LAYER = Module(_decoder_layer)
 
 
 class Net(NamedTuple):
@@ -121,8 +111,12 @@ def recur(
 
 def keys(net: Net, params: ModelParams, outputs: Array, positions: Array) -> KVBlock:
     """The keys and values of slots with these outputs [B,T,D], at ``positions`` i32[B,T]."""
-    angle = rope_angle(net.shape.config, positions)
-    return _layer(net, params).keys(outputs, angle)
+    angle, attention = (
+        rope_angle(net.shape.config, positions),
+        _layer(net, params).layers["0"].attention,
+    )
+    k, v = (attention.part(part, outputs, angle) for part in ("k", "v"))
+    return KVBlock((k,), (v,), outputs[..., 0].astype(jnp.float32))
 
 
 def feed(net: Net, params: ModelParams, tokens: Array, features: Array, before: Committed) -> Slots:
@@ -153,8 +147,8 @@ def predict(
     """The decoder layer at slots with these outputs [B,T,D]: [B,T,D], their keys and values."""
     fed = 0 if block is None else block.size
     view = past(cache, outputs.shape[1], layout, fed)
-    module = _layer(net, params)
-    return module.run(outputs, rope_angle(net.shape.config, view.positions), view, cache, block)
+    angle, module = rope_angle(net.shape.config, view.positions), _layer(net, params)
+    return module.run(outputs, angle, view, cache, block)
 
 
 def first_block(net: Net, params: ModelParams, text: Committed) -> Array:
@@ -175,7 +169,15 @@ def first_block(net: Net, params: ModelParams, text: Committed) -> Array:
 def start(shape: FalconShape, target_params: Params, key: Array) -> Params:
     """New parameters: the LSTM's uniform in 1 / sqrt(D) (torch), others as EAGLE's."""
     width, keys = shape.config.hidden_size, jax.random.split(key, 2)
-    sizes, tree = jax.tree.flatten(lstm_shapes(width), is_leaf=lambda x: isinstance(x, tuple))
+
+    def linear(read: int) -> dict[str, tuple[int, ...]]:
+        return {"kernel": (read, 4 * width), "bias": (4 * width,)}
+
+    shapes = {
+        str(layer): {"input": linear(width if layer else 2 * width), "hidden": linear(width)}
+        for layer in range(LAYERS)
+    }
+    sizes, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     bound = width**-0.5
     drawn = [
         jax.random.uniform(leaf_key, size, jnp.float32, -bound, bound)
@@ -189,20 +191,8 @@ def dtype_of(net: Net, params: ModelParams) -> Any:
     return at_least(net.dtype, params.draft)
 
 
-def _layer(net: Net, params: ModelParams) -> FalconLayer:
+def _layer(net: Net, params: ModelParams) -> Layers:
     return LAYER.merge(net.shape, params.draft, net.dtype)
-
-
-def lstm_shapes(width: int) -> dict[str, Any]:
-    """The shapes of the LSTM's parameters, a nested dict."""
-
-    def linear(read: int) -> dict[str, tuple[int, ...]]:
-        return {"kernel": (read, 4 * width), "bias": (4 * width,)}
-
-    return {
-        str(layer): {"input": linear(width if layer else 2 * width), "hidden": linear(width)}
-        for layer in range(LAYERS)
-    }
 
 
 def lstm(
