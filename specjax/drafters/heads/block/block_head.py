@@ -236,7 +236,30 @@ def make(target: LM, keys: Keys) -> Drafter:
         stored = _vocabulary.listed(given.config.get("draft_ids"))
         ids = _vocabulary.ids_of(stored, shape.head, target.vocab_size)
     net = Net(shape, given.ends, dtype_of(given.params), ids)
-    return build(target, net, keys, given, _facts(shape, ids))
+    independent = shape.correction == "none"
+    chain, drafted = shapes.chain(shape.positions), shape.candidates or shape.drafted
+    accuracy = given.config.get("accuracy")
+    method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
+    plan, tapped = growth.read(method, keys), target.with_taps(shape.taps)
+    training = Training(
+        loss=Bound(loss, net, tapped),
+        start=Bound(network.start, shape),
+        **_foresee.forecasts(Bound(along, net, tapped), plan),
+        facts=_facts(shape, ids),
+    )
+    stepper = Stepper(
+        init=Bound(_init, net),
+        begin=Bound(_begin, net, plan.growth.depth),
+        step=Bound(_step, net),
+        commit=Bound(_commit, net),
+        looped=True,
+        independent=independent,
+        lazy=True,
+        confidence=_confidence if shape.confidence else None,
+    )
+    own = given.init_params(NAME)
+    drafter = growth.build(NAME, stepper, plan, own, training=training, features=True)
+    return drafter._replace(taps=shape.taps)
 
 
 def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
@@ -294,27 +317,23 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     return shape
 
 
-def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
+def _facts(shape: BlockShape, ids: np.ndarray | None) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold in addition to the tensors."""
-    own: list[tuple[str, Any]] = [
+    windows = shape.config.windows
+    own = (
         ("block_size", shape.fed(shape.positions)),
         ("target_layer_ids", shape.taps),
         ("causal_head", shape.causal),
         ("sample_from_anchor", shape.anchor),
-    ]
-    own += [("causal_sliding", True)] if shape.causal_sliding else []
-    if shape.correction == "gru":
-        own.append(("pure_draft_prefix_len", shape.plain))
-    if shape.candidates:
-        own.append(("selector_top_k", shape.candidates))
-    if shape.mask_id is not None:
-        own.append(("mask_token_id", shape.mask_id))
-    own += _vocabulary.facts(ids, shape.vocab)
-    windows = shape.config.windows
-    if windows:
-        own.append(("sliding_window", next(filter(None, windows))))
-        own.append(("layer_types", tuple(SLIDING if each else FULL for each in windows)))
-    return (*layer_facts(shape.config), *own)
+        ("causal_sliding", shape.causal_sliding or None),
+        ("pure_draft_prefix_len", shape.plain if shape.correction == "gru" else None),
+        ("selector_top_k", shape.candidates or None),
+        ("mask_token_id", shape.mask_id),
+        *_vocabulary.facts(ids, shape.vocab),
+        ("sliding_window", next(filter(None, windows), None)),
+        ("layer_types", tuple(SLIDING if each else FULL for each in windows) or None),
+    )
+    return (*layer_facts(shape.config), *((key, value) for key, value in own if value is not None))
 
 
 def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: Keys) -> None:
@@ -403,45 +422,6 @@ class Memory(struct.PyTreeNode):
 
     state: Array  # [B,P,S] of the correction
     confidence: Array | None  # f32[B,P] that the next token is accepted
-
-
-def build(
-    target: LM, net: Net, keys: StackedKeys, given: Given, facts: tuple[tuple[str, Any], ...]
-) -> Drafter:
-    """The drafter of a network; without keys, a sampled chain of full length.
-
-    ``facts`` are what config.json must hold in addition to the tensors.
-
-    L1 with a rule that takes its siblings. Raises UserError for keys that do not fit.
-    """
-    shape = net.shape
-    independent = shape.correction == "none"
-    chain = shapes.chain(shape.positions)
-    accuracy = given.config.get("accuracy")
-    drafted = shape.candidates or shape.drafted
-    method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
-    plan = growth.read(method, keys)
-    tapped = target.with_taps(shape.taps)
-    training = Training(
-        loss=Bound(loss, net, tapped),
-        start=Bound(network.start, shape),
-        **_foresee.forecasts(Bound(along, net, tapped), plan),
-        facts=facts,
-    )
-    stepper = Stepper(
-        init=Bound(_init, net),
-        begin=Bound(_begin, net, plan.growth.depth),
-        step=Bound(_step, net),
-        commit=Bound(_commit, net),
-        looped=True,
-        independent=independent,
-        lazy=True,
-        confidence=_confidence if shape.confidence else None,
-    )
-    drafter = growth.build(
-        NAME, stepper, plan, given.init_params(NAME), training=training, features=True
-    )
-    return drafter._replace(taps=shape.taps)
 
 
 def _init(net: Net, params: ModelParams, context: Context, out: Output, slots: int) -> KVCache:

@@ -106,8 +106,8 @@ def build(
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
     if parallel:
-        own = {"tree": shapes.chain(parallel), "siblings": "iid", "heads": parallel}
-        method = method._replace(**own, independent=True)
+        chain = shapes.chain(parallel)
+        method = method._replace(tree=chain, siblings="iid", heads=parallel, independent=True)
     plan = growth.read(method, keys)
     depth = plan.growth.depth
     begin, step = Bound(_begin, network), Bound(_step if modules == 1 else _step_modules, network)
@@ -121,14 +121,8 @@ def build(
         looped=modules == 1,
         independent=bool(parallel),
     )
-    drafter = growth.build(
-        network.name,
-        stepper,
-        plan,
-        given.init_params(network.name),
-        training=training(plan),
-        features=True,
-    )
+    own, part = given.init_params(network.name), training(plan)
+    drafter = growth.build(network.name, stepper, plan, own, training=part, features=True)
     return drafter._replace(taps=network.shape.taps)
 
 
