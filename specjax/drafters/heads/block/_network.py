@@ -101,11 +101,9 @@ class _Layer(Block):
     def read(self, context: Array, angle: Array | None) -> tuple[Array, Array]:
         """[B,T,D] -> keys and values [B,T,H,head_dim] of the committed text."""
         own = self.attention
-        to_k, to_v = (
-            (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
-        )
+        maps = (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
         shape = (*context.shape[:2], own.kv_heads, own.width)
-        k, v = to_k(context).reshape(shape), to_v(context).reshape(shape)
+        k, v = (to(context).reshape(shape) for to in maps)
         if own.qk_norm == "head":
             k = own.k_norm(k)
         if angle is None or own.rope is None:

@@ -108,9 +108,8 @@ def step(
     if again:
         layout = tree.columns(text.layout, again, text.places)
         tokens, features = (_at_columns(text, x) for x in (tokens, features))
-    block, which = tree.join(*before[module:]) if again else None, {"module": module}
-    cache, which = network.init_cache(rows, 0), which if network.shape.modules > 1 else {}
-    return network.apply(params, tokens, features, cache, layout, block, **which)
+    block, cache = tree.join(*before[module:]) if again else None, network.init_cache(rows, 0)
+    return network.apply(params, tokens, features, cache, layout, block, module=module)
 
 
 def _at_columns(text: Text, values: Array) -> Array:
@@ -334,11 +333,8 @@ def _teacher(
     stored, some = batch.features, target.inside.some_logits
     if stored is None or stored.total is None or network.ids is None or some is None:
         total, best = jax.nn.logsumexp(out.logits, -1), sampling.argmax(out.logits)
-        return (
-            gather(network.ids, out.logits),
-            total,
-            place_of(network.ids, best, target.vocab_size),
-        )
+        logits = gather(network.ids, out.logits)
+        return logits, total, place_of(network.ids, best, target.vocab_size)
     best = place_of(network.ids, jnp.asarray(stored.best), target.vocab_size)
     return some(params, out.hidden, network.ids), stored.total, best
 
@@ -369,12 +365,8 @@ def _terms(
     kept, log_probs = counted & labels.kept, jax.nn.log_softmax(logits)
     uniform = jnp.log(logits.shape[-1])
     if keys.feature:
-        yield (
-            keys.feature,
-            counted,
-            smooth_l1(feature - labels.features),
-            smooth_l1(labels.features),
-        )
+        value, guess = smooth_l1(feature - labels.features), smooth_l1(labels.features)
+        yield keys.feature, counted, value, guess
     if keys.weight:
         yield keys.weight, kept, DIVERGENCES[keys.divergence](labels.logits, logits), labels.guess
     if labels.top is not None:

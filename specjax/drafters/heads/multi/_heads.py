@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import cache as kv
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.declare import key
@@ -42,6 +43,11 @@ from specjax.types import (
 )
 
 
+def begin_with_feature(params: Any, feature: Array) -> Array:
+    """``Heads.begin`` where the state is the feature itself."""
+    return feature
+
+
 class Heads(NamedTuple):
     """A family of heads as pure functions of the parameters ``ModelParams`` and a state.
 
@@ -52,10 +58,10 @@ class Heads(NamedTuple):
 
     name: str
     depth: int  # how many heads
-    begin: Callable[..., Any]
     step: Callable[..., tuple[Array, Any]]
     # (target_params, key) -> new parameters to start training with.
     start: Callable[..., Params]
+    begin: Callable[..., Any] = begin_with_feature
     # (params, state) -> f[K,...,V], the logits of all depths in one pass, for heads that do not
     # read the draft's tokens: ``step`` then takes a traced depth and returns the state unchanged.
     # None: heads read them.
@@ -76,11 +82,6 @@ class Heads(NamedTuple):
     def read(self, out: Output) -> Array:
         """[B,T,E]: what they read of the target's output."""
         return out.taps[0] if self.taps else out.hidden
-
-    @property
-    def independent(self) -> bool:
-        """Whether the logits depend on the depth alone and not on the draft's tokens."""
-        return self.every is not None
 
 
 # (the target's parameters, [...]) -> [...]: ``LM.unembed`` or ``LM.embed``.
@@ -109,11 +110,6 @@ def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:
     return jax.vmap(head, (0, None, 0))(params.draft, params.target, features)
 
 
-def begin_with_feature(params: Any, feature: Array) -> Array:
-    """``Heads.begin`` where the state is the feature itself."""
-    return feature
-
-
 def output_kernel(target: LM, target_params: Params) -> Array:
     """The target's LM head as a matrix f32[E,V], bit for bit if its parameters are float32."""
     width, _, unembed = ends("a head", target)
@@ -139,16 +135,10 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
     L1 with a rule that takes its siblings. Raises UserError for a tree deeper than there are heads,
     and for a search without measured accuracies.
     """
-    method = Method(
-        heads.name,
-        heads.tree or shapes.chain(heads.depth),
-        "top_k",
-        target.vocab_size,
-        None if heads.looped else heads.depth,
-        heads.independent,
-        given.config.get("accuracy"),
-        heads.depth,
-    )
+    shape, independent = heads.tree or shapes.chain(heads.depth), heads.every is not None
+    deepest, accuracy = None if heads.looped else heads.depth, given.config.get("accuracy")
+    own = deepest, independent, accuracy, heads.depth
+    method = Method(heads.name, shape, "top_k", target.vocab_size, *own)
     plan = growth.read(method, keys)
     stepper = Stepper(
         init=Bound(_init, heads),
@@ -156,7 +146,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         step=Bound(_step, heads),
         commit=Bound(_commit, heads),
         looped=heads.looped,
-        independent=heads.independent,
+        independent=independent,
         lazy=True,
     )
     target = target.with_taps(heads.taps) if heads.taps else target
@@ -178,7 +168,7 @@ def _init(heads: Heads, params: ModelParams, context: Context, out: Output, slot
     if prefix is not None:
         cache, apply = prefix.init_cache(batch, slots), Bound(prefix.apply, params)
         if size:
-            features, cache = _prefix.feed(apply, prefix.commit, features, count, cache)
+            features, cache = _prefix.feed(apply, kv.commit, features, count, cache)
         else:
             one = jnp.zeros((batch, 1, features.shape[-1]), features.dtype)
             features = tree.shapes(apply, one, cache)[0]
@@ -216,7 +206,7 @@ def _commit(
     cache, features = state.cache, growth.fed_to_target(heads.read(out), verdict)
     if heads.prefix is not None:
         features, block = heads.prefix.apply(params, features, cache)
-        cache = heads.prefix.commit(cache, block, verdict.count)
+        cache = kv.commit(cache, block, verdict.count)
     # The last committed token that the target was fed: the pending token or an accepted node, the
     # one before the newest token.
     feature, alive = _at(features, jnp.maximum(verdict.count - 1, 0)), verdict.count > 0
@@ -313,7 +303,7 @@ def loss(
 
 
 def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
-    if keys.slots == "one" and not heads.independent:
+    if keys.slots == "one" and heads.every is None:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
         )

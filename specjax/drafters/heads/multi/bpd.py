@@ -82,7 +82,6 @@ def make(target: LM, keys: Keys) -> Drafter:
     family = _heads.Heads(
         name="bpd",
         depth=heads,
-        begin=_heads.begin_with_feature,
         step=Bound(_joint_step, unembed) if joint else Bound(_heads.step_of, head),
         start=Bound(_start, heads, width, inner, joint),
         every=Bound(_joint_every, unembed) if joint else Bound(_heads.at_all_depths, head),

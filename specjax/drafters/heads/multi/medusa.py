@@ -78,7 +78,6 @@ def make(target: LM, keys: Keys) -> Drafter:
     family = _heads.Heads(
         name="medusa",
         depth=heads,
-        begin=_heads.begin_with_feature,
         step=Bound(_heads.step_of, head),
         start=Bound(_start, target, heads, layers),
         every=Bound(_heads.at_all_depths, head),

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from specjax import cache as kv
 from specjax import declare
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
@@ -176,11 +175,8 @@ def _start(shape: TrunkShape, target: LM, target_params: Params, key: Array) -> 
     if target.inside.decoder is not None:
         own = target_params["layers"][shape.layer]
         return {"layers": {str(j): jax.tree.map(jnp.asarray, own) for j in range(shape.heads)}}
-    params = _new(shape, key)
-    for layer in params["layers"].values():
-        for module, name in (("attention", "o"), ("mlp", "down")):
-            layer[module][name] = jax.tree.map(jnp.zeros_like, layer[module][name])
-    return params
+    layers = _new(shape, key)["layers"]
+    return {"layers": {name: _prefix.without_branches(own) for name, own in layers.items()}}
 
 
 def _prefix_of(shape: TrunkShape, dtype: Any) -> Prefix:
@@ -188,7 +184,7 @@ def _prefix_of(shape: TrunkShape, dtype: Any) -> Prefix:
     window = shape.config.window(shape.layer)
     windows = () if window is None else (window,) * shape.heads
     cache = Bound(_prefix.init_cache, shape.config, dtype, shape.heads, windows=windows)
-    return Prefix(cache, Bound(_apply, shape), kv.commit)
+    return Prefix(cache, Bound(_apply, shape))
 
 
 def _facts(target: LM, shape: TrunkShape) -> tuple[tuple[str, Any], ...]:
