@@ -95,8 +95,7 @@ def loss(
     here = [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
     every = _drafts(reader, batch, read, [read.logits, *(logits[:, each] for each in here)])
     drafts = every._replace(places=(None, *(masks.places[:, each] for each in here)))
-    number = every.number_of_labels(depth)
-    return _depth_loss.loss(drafts, keys, depth, number)
+    return _depth_loss.loss(drafts, keys, depth, every.number_of_labels(depth))
 
 
 def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:

@@ -192,8 +192,7 @@ def begin(
     mean = matmul(outputs.mean(-2), own["mean"]["kernel"]).astype(state.dtype)
     rows = rows.at[..., -1, :].set(mean)
     if not shape.anchor:
-        read = _refiner_input(shape, own, mean, token, outputs[..., 0, :])
-        rows = rows.at[..., 0, :].set(read)
+        rows = rows.at[..., 0, :].set(_refiner_input(shape, own, mean, token, outputs[..., 0, :]))
     return rows.reshape(state.shape)
 
 
@@ -286,8 +285,7 @@ def _refined(shape: BlockShape, own: Params, state: Array, given: Given) -> tupl
     x = x + jnp.einsum("rj,...jr->...r", own["mix"][:, place].astype(x.dtype), rows[..., :-1, :])
     inner = jax.nn.silu(matmul(x, own["gate"]["kernel"])) * matmul(x, own["up"]["kernel"])
     x = (x + matmul(inner, own["down"]["kernel"])).astype(given.hidden.dtype)
-    change = in_float32(matmul(x, own["readout"]["kernel"]))
-    return change, rows.reshape(state.shape)
+    return in_float32(matmul(x, own["readout"]["kernel"])), rows.reshape(state.shape)
 
 
 def gru(own: Params, state: Array, x: Array) -> Array:

@@ -134,8 +134,7 @@ class BlockNet(nnx.Module):
             contexts = [shared] * len(self.layers)
         else:
             weights = jax.nn.softmax(self.mix[...], -1)
-            mixed = self.hidden_norm(jnp.einsum("ln,btnd->lbtd", weights, taps))
-            contexts = list(mixed)
+            contexts = list(self.hidden_norm(jnp.einsum("ln,btnd->lbtd", weights, taps)))
         pairs = [self.layers[str(i)].read(each, angle) for i, each in enumerate(contexts)]
         return tuple(zip(*pairs, strict=True))  # pyright: ignore[reportReturnType]
 

@@ -138,13 +138,11 @@ def _init(
     outputs, fed = None, jnp.maximum(count - 1, 0)
     if size:
         features = network.read(params, out)
-        shifted = context.tokens[:, network.shape.shift : network.shape.shift + size]
-        inputs = shifted, features
+        inputs = context.tokens[:, network.shape.shift : network.shape.shift + size], features
         feed = Bound(_feed, network, params, 0)
         outputs, cache = _prefix.feed(feed, kv.commit, inputs, fed, cache)
         # A prompt of one token has no slot.
-        newest = jnp.maximum(count - 1, 0)[:, None]
-        first = tree.take(features, newest, (count > 0)[:, None])
+        first = tree.take(features, fed[:, None], (count > 0)[:, None])
     else:
         first = jnp.zeros((batch, 1, network.width), at_least(network.dtype, params.draft))
     features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
@@ -204,8 +202,7 @@ def _begin_parallel(
         kept.cache,
         _masked_text.layout_of_draft(missing, width, masks),
     )
-    hidden = _masked_text.of_draft(fed.hidden, missing, width)
-    logits = network.spread_logits(params, hidden)
+    logits = network.spread_logits(params, _masked_text.of_draft(fed.hidden, missing, width))
     path = jnp.broadcast_to(jnp.arange(width), (batch, width))
     cache = kv.commit(kept.cache, slots, missing, path)
     kept = kept.replace(cache=cache, pending=context.pending)
@@ -227,8 +224,7 @@ def _step(
         feature = jnp.where(inside[..., None], parent.feature, feature)
     read = tokens if network.shape.shift else above
     fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
-    logits = network.spread_logits(params, fed.hidden)
-    return logits, Memory(tokens, slots, fed.feature)
+    return network.spread_logits(params, fed.hidden), Memory(tokens, slots, fed.feature)
 
 
 def _commit(
@@ -262,13 +258,10 @@ def _init_modules(
             size = outputs.shape[1]
             newest = jnp.take_along_axis(outputs, jnp.maximum(count - 1, 0)[:, None, None], 1)
             before = jnp.where((count > 0)[:, None], newest[:, 0], before)
-            places = (
-                jnp.broadcast_to(jnp.arange(size), (batch, size)) + module + network.shape.shift
-            )
-            tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
-
+            places = jnp.broadcast_to(jnp.arange(size), (batch, size)) + module
+            places = places + network.shape.shift
+            inputs = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip"), outputs
             count = jnp.maximum(count - 1, 0)
-            inputs = tokens, outputs
             feed = Bound(_feed, network, params, module)
             outputs, cache = _prefix.feed(feed, kv.commit, inputs, count, cache)
         result.append(LaterModule(cache, before))

@@ -164,8 +164,7 @@ def _read(where: object, kind: str, raw: Mapping[str, Any]) -> tuple[str, dict, 
 
 def _tokens(where: object, raw: Mapping[str, Any], own: Mapping[str, Any]) -> int | None:
     """How many tokens a network drafts in one pass (P-EAGLE)."""
-    container = object_of(raw, "speculators_config", where)
-    methods = container.get("proposal_methods") or [{}]
+    methods = object_of(raw, "speculators_config", where).get("proposal_methods") or [{}]
     if not (isinstance(methods, list) and isinstance(methods[0], dict)):
         raise UserError(
             f"{where}: speculators_config.proposal_methods is {methods!r}; it must be a list of "

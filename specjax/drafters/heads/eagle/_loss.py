@@ -254,8 +254,7 @@ def loss(
     places = None
     if 0 < keys.places < batch.tokens.shape[1] - 1:
         own, key = jax.random.split(key)
-        chosen = _along_text.random_places(own, batch, 2, keys.steps, keys.places)
-        places = (chosen,) * keys.steps
+        places = (_along_text.random_places(own, batch, 2, keys.steps, keys.places),) * keys.steps
     features = network.read(pair, _noisy(network, out, keys.noise, key))
     drafts = _drafts(network, pair, batch, out, features, places)
     number = drafts.number_of_labels(keys.steps)

@@ -130,8 +130,7 @@ class Layers(nnx.Module):
         keys, values = [], []
         for index in range(len(self.layers)):
             own = stored(cache, block, index)
-            x, k, v = self.layers[str(index)](x, angle, past, own, residual)
-            residual = None
+            x, k, v = self.layers[str(index)](x, angle, past, own, None if index else residual)
             keys.append(k)
             values.append(v)
         return x, KVBlock(tuple(keys), tuple(values), x[..., 0].astype(jnp.float32))

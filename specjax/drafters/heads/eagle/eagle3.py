@@ -223,8 +223,7 @@ def _parallel_training(network: Network, target: LM, plan: Plan) -> Training:
 
 def reader_of(network: Network, target: LM) -> Reader:
     """The network reads slots, and predicts two tokens ahead of the feature of each."""
-    text = Bound(_read, network, target)
-    masked = Bound(_masked, network)
+    text, masked = Bound(_read, network, target), Bound(_masked, network)
     return Reader(text, masked, ahead=2, ids=network.ids, target=target)
 
 

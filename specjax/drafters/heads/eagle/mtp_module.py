@@ -116,8 +116,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     layers = () if target.layers is None else (("num_hidden_layers", target.layers),)
     facts = (*layer_facts(config), *files.facts(Keys, shape), *layers)
     network = MtpNetwork(NAME, shape, given.ends, dtype_of(given.params), facts=facts)
-    defaults = _loss.MTP | {"steps": shape.modules}
-    training = Bound(_loss.training, network, target, defaults=defaults)
+    training = Bound(_loss.training, network, target, defaults=_loss.MTP | {"steps": shape.modules})
     chain = shapes.chain(max(shape.modules, GAMMA))
     return _drafter.build(target, network, keys, given, training, chain)
 
@@ -256,8 +255,7 @@ def _rules(layout: str, layers: int) -> Rules:
     if own.ends:
         first = front.replace("{i+", "").replace("}", "")
         embed = Rule(f"{first}embed_tokens.weight", "embed.embedding", "V D", parts="embed")
-        head = linear(f"{first}shared_head.head", "head", "D V", parts="head")
-        rules += (embed, *head)
+        rules += (embed, *linear(f"{first}shared_head.head", "head", "D V", parts="head"))
     return rules
 
 

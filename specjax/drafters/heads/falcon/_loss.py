@@ -74,8 +74,7 @@ def blocks_of(depth: Array, phase: Array, size: int) -> Blocks:
 
     The first whole block of a document begins at slot phase[b], 0 to size - 1.
     """
-    shifted = depth + size - phase[:, None]
-    place = shifted % size
+    place = (depth + size - phase[:, None]) % size
     begins = (place == 0) | (depth == 0)
     return Blocks(jnp.cumsum(begins, 1) - 1, place, depth >= phase[:, None])
 
@@ -143,8 +142,7 @@ class LossKeys(declare.Keys):
         if not (self.feature or self.weight):
             raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
         if self.hard == 1:
-            right = "lower loss.hard, or leave it out"
-            self.refuse(("divergence",), "where loss.hard is 1", right)
+            self.refuse(("divergence",), "where loss.hard is 1", "lower loss.hard, or leave it out")
 
 
 @declare.method(LossKeys)

@@ -145,8 +145,7 @@ def predict(
     block: KVBlock | None = None,
 ) -> tuple[Array, KVBlock]:
     """The decoder layer at slots with these outputs [B,T,D]: [B,T,D], their keys and values."""
-    fed = 0 if block is None else block.size
-    view = past(cache, outputs.shape[1], layout, fed)
+    view = past(cache, outputs.shape[1], layout, 0 if block is None else block.size)
     angle, module = rope_angle(net.shape.config, view.positions), _layer(net, params)
     return module.run(outputs, angle, view, cache, block)
 

@@ -94,8 +94,7 @@ def step_of(
     head: Head, params: ModelParams, feature: Array, depth: Any, *_: Any
 ) -> tuple[Array, Array]:
     """``Heads.step`` of heads that do not read the draft's tokens, see ``at_all_depths``."""
-    own = jax.tree.map(lambda x: x[depth], params.draft)
-    return head(own, params.target, feature), feature
+    return head(jax.tree.map(lambda x: x[depth], params.draft), params.target, feature), feature
 
 
 def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:

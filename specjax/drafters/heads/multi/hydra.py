@@ -100,8 +100,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             f"hidden_state_offset is {offset!r}; only heads on the last feature can be read"
         )
     shape = _prefix_shape(target, given, keys)
-    default = LAYERS if shape is None else LAYERS_AFTER_PREFIX
-    heads, layers = keys.heads, keys.layers or default
+    heads, layers = keys.heads, keys.layers or (LAYERS if shape is None else LAYERS_AFTER_PREFIX)
     dtype = dtype_of(given.params and given.params.get("prefix"))
     family = _heads.Heads(
         name="hydra",
@@ -146,8 +145,7 @@ def _step(
     hidden = affine(head["skip"], read) + jax.nn.silu(affine(head["in"], read))
     for layer in range(layers - 1):
         hidden = hidden + jax.nn.silu(affine(head["blocks"][str(layer)], hidden))
-    last = params.draft["head"][str(depth)]
-    return in_float32(affine(last, hidden)), (feature, path)
+    return in_float32(affine(params.draft["head"][str(depth)], hidden)), (feature, path)
 
 
 def _start(
@@ -165,11 +163,8 @@ def _start(
         read = (head + 2) * size
         # W is zero, as in the authors' code. R copies s and ignores the embeddings: a head begins
         # as the target's own map of the feature and not as noise.
-        skip = jnp.eye(read, size)
-        mlp[str(head)] = {
-            "in": _zeros(read, size),
-            "skip": {"kernel": skip, "bias": jnp.zeros(size)},
-        }
+        skip = {"kernel": jnp.eye(read, size), "bias": jnp.zeros(size)}
+        mlp[str(head)] = {"in": _zeros(read, size), "skip": skip}
         if layers > 1:
             blocks = {str(layer): _zeros(size, size) for layer in range(layers - 1)}
             mlp[str(head)]["blocks"] = blocks
@@ -232,13 +227,12 @@ class _Files(Codec):
         return self.tables["dropout" if any(path[0] == "prefix" for path in shapes) else ""]
 
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
-        prefix = ("prefix", "norm", "scale") in leaves
         return super().facts(found, leaves, sizes) | {
             "hydra_num_heads": len({path[1] for path in leaves if path[0] == "head"}),
             "hydra_num_layers": 1 + len({x[3] for x in leaves if x[:3] == ("mlp", "0", "blocks")}),
             "grounded_heads": True,
             "tied": found.tied,
-            "hydra_head_arch": "prefix-mlp" if prefix else "mlp",
+            "hydra_head_arch": "prefix-mlp" if ("prefix", "norm", "scale") in leaves else "mlp",
         }
 
 

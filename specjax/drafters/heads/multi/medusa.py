@@ -73,13 +73,12 @@ def make(target: LM, keys: Keys) -> Drafter:
             tree that does not fit.
     """
     given, keys = files.read("medusa", target, keys)
-    heads, layers = keys.heads, keys.layers
     head = Bound(_head, given.ends.unembed)
     family = _heads.Heads(
         name="medusa",
-        depth=heads,
+        depth=keys.heads,
         step=Bound(_heads.step_of, head),
-        start=Bound(_start, target, heads, layers),
+        start=Bound(_start, target, keys.heads, keys.layers),
         every=Bound(_heads.at_all_depths, head),
     )
     return _heads.build(target, family, keys, given)

@@ -78,8 +78,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             does not fit.
     """
     given, keys = files.read("redrafter", target, keys)
-    width = given.ends.width
-    layers, inner = keys.layers, keys.inner or 2 * width
+    layers, inner = keys.layers, keys.inner or 2 * given.ends.width
     steps = keys.heads or whole("n_predict", given.config.get("n_predict", STEPS), 1)
     family = _heads.Heads(
         name="redrafter",
