@@ -156,9 +156,9 @@ def _deep_nodes_one_late(right, network, params, kept, nodes, block):
     return right(network, params, kept, nodes._replace(layout=layout), block)
 
 
-def _outputs_of_the_module_before(right, network, params, context, cache, fresh, missing, more):
+def _outputs_of_the_module_before(right, network, params, context, kept, fresh, missing):
     late = jnp.concatenate([fresh[:, :1], fresh[:, :-1]], 1)
-    return right(network, params, context, cache, late, missing, more)
+    return right(network, params, context, kept, late, missing)
 
 
 # Masks ----------------------------------------------------------------------------------------

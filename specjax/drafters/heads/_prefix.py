@@ -202,11 +202,7 @@ def _apply(
 
 
 def feed(
-    apply: Callable[[Any, Any], tuple[Any, Any]],
-    commit: Callable[..., Any],
-    inputs: Any,
-    count: Array,
-    cache: Any,
+    apply: Callable[..., Any], commit: Callable[..., Any], inputs: Any, count: Array, cache: Any
 ) -> tuple[Any, Any]:
     """Feeds the first count[b] entries of arrays [B,T,...] to an empty cache, ``CHUNK`` at a time.
 

@@ -215,42 +215,36 @@ class BlockFiles(Codec):
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
-        parts, markov = _parts(leaves), ("markov", "table") in leaves
-        attention, anchor = ("layers", "0", "attention"), config.get("sample_from_anchor")
+        parts, attention = _parts(leaves), ("layers", "0", "attention")
+        markov, gru, anchor = "markov" in parts, "gru" in parts, config.get("sample_from_anchor")
         sliding = "sliding_attention" in (config.get("layer_types") or ())
-        simple, library = engine in _SIMPLE, engine in ("vllm", "speculators")
-        masks = anchor and not markov and "gru" not in parts and engine not in _ANCHORED
+        simple, sglang = engine in _SIMPLE, "sglang" in engine
+        # Of engines that have DFlash 2 or xPress it is not known which keys they read.
+        unread = parts & {"conv", "selector", "refiner"} and engine != "speculators"
+        late = gru and config.get("pure_draft_prefix_len") != 1
+        kinds = parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
+        masks = anchor and not markov and not gru and engine not in _ANCHORED
+        causal = config.get("causal_head") and engine != "vllm"
+        full = sliding and engine == "sglang" and not config.get("causal_sliding")
+        ends = parts & {"head", "embed"} and engine not in ("vllm", "speculators")
         return {
-            # Of engines that have DFlash 2 or xPress it is not known which keys they read.
-            "it has no convolutions, selector or refiner that it reads from such files": (
-                parts & {"conv", "selector", "refiner"} and engine != "speculators"
-            ),
+            "it has no convolutions, selector or refiner that it reads from such files": unread,
             "its layer has norms of queries and keys; train with qk_norm=true": (
                 (*attention, "q_norm", "scale") not in leaves
             ),
             "its attention has no biases": simple and (*attention, "q", "bias") in leaves,
-            "it has no correction by a GRU": "gru" in parts and engine != "sglang",
-            "its GRU corrects from the second place on; train with plain=1": (
-                "gru" in parts and config.get("pure_draft_prefix_len") != 1
-            ),
+            "it has no correction by a GRU": gru and engine != "sglang",
+            "its GRU corrects from the second place on; train with plain=1": late,
             "it has no correction": markov and simple and engine != "sglang-jax",
-            "its correction has no gate and no state; train with correction=markov": (
-                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
-            ),
+            "its correction has no gate and no state; train with correction=markov": kinds,
             "the place before the masks predicts where it corrects; train with anchor=true": (
-                markov and "sglang" in engine and not anchor
+                markov and sglang and not anchor
             ),
             "its first mask predicts; train with anchor=false": masks,
-            "its blocks are not causal; train with causal=false": (
-                config.get("causal_head") and engine != "vllm"
-            ),
+            "its blocks are not causal; train with causal=false": causal,
             "its layers have no window; train with window=0": sliding and simple,
-            "its sliding layers are causal; train with causal_sliding=true": (
-                sliding and engine == "sglang" and not config.get("causal_sliding")
-            ),
-            "it takes the target's embedding and LM head, and these have their own": (
-                parts & {"head", "embed"} and not library
-            ),
+            "its sliding layers are causal; train with causal_sliding=true": full,
+            "it takes the target's embedding and LM head, and these have their own": ends,
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:

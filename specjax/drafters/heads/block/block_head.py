@@ -541,13 +541,7 @@ class LossKeys(DepthKeys):
 
 @declare.method(LossKeys)
 def loss(
-    net: Net,
-    target: LM,
-    params: Params,
-    target_params: Params,
-    batch: Batch,
-    key: Array,
-    keys: LossKeys,
+    net: Net, target: LM, params: Any, target_params: Any, batch: Batch, key: Array, keys: LossKeys
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label of the first depth (with ``Batch.depths``: of all), and metrics.
 
@@ -663,15 +657,10 @@ def _selector_term(
 
 
 def _confidence_term(
-    net: Net,
-    weight: float,
-    first: Array,
-    state: State,
-    logits: Array,
-    teacher: Array,
-    counted: Array,
+    net: Net, weight: float, first: Array, state: State, logits: Array, *rest: Array
 ) -> tuple[Array, dict[str, Array]]:
     """``_depth_loss.More``: the acceptance rate, and the loss of the confidence."""
+    teacher, counted = rest
     logits = _vocabulary.spread(net.ids, logits, net.shape.vocab)
     shared = jax.lax.stop_gradient(overlap(teacher, logits))
     number, value = counted.sum(), jnp.zeros(())

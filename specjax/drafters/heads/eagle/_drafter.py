@@ -173,7 +173,7 @@ def _begin(network: Network, params: ModelParams, context: Context, kept: Kept) 
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
     logits = network.spread_logits(params, hidden)
-    more = _begin_modules(network, params, context, kept.cache, fed.feature, missing, kept.more)
+    more = _begin_modules(network, params, context, kept, fed.feature, missing)
     cache = kv.commit(cache, slots, missing)
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
     kept = Kept(cache, kept.features, recycled, context.pending, more)
@@ -272,18 +272,17 @@ def _begin_modules(
     network: Network,
     params: ModelParams,
     context: Context,
-    cache: KVCache,
+    kept: Kept,
     fresh: Array,
     missing: Array,
-    more: tuple[LaterModule, ...],
 ) -> tuple[LaterModule, ...]:
     """Feeds and commits the slots that the caches of the modules after the first lack.
 
-    The first module had the slots of ``cache``, and missing[b] were fed, with the outputs ``fresh``
-    [B,W,D].
+    The first module had the slots of ``kept.cache``, and missing[b] were fed, with the outputs
+    ``fresh`` [B,W,D].
     """
-    result, length, width = [], cache.length, fresh.shape[1]
-    for module, own in enumerate(more, 1):
+    result, length, width = [], kept.cache.length, fresh.shape[1]
+    for module, own in enumerate(kept.more, 1):
         # Entry i is the output of the module before at its slot length + i - 1.
         outputs = jnp.concatenate([own.before[:, None], fresh], 1)
         newest = jnp.take_along_axis(outputs, missing[:, None, None], 1)[:, 0]

@@ -443,8 +443,10 @@ class Eagle3(Eagle):
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         if engine in ("vllm", "speculators"):
             return _of_all(config)
-        taps = config.get("taps")
-        given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
+        taps, normed = config.get("taps"), config.get("norm_output")
+        first, fixed = (taps or (1,))[0], engine in ("tpu-inference", "llama.cpp")
+        others = fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
+        residual = config.get("norm_before_residual") and "sglang" in engine
         norms = {("fc_norm", "scale"), ("input_norm", "scale")} & leaves.keys()
         count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
         return _of_llama(leaves, config) | {
@@ -452,21 +454,17 @@ class Eagle3(Eagle):
             "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
             "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
             "it has no norms of taps; train with fc_norm=false": norms,
-            "it recycles the output before the last norm; train with norm_output=false": (
-                config.get("norm_output")
-            ),
+            "it recycles the output before the last norm; train with norm_output=false": normed,
             "its residual is the feature before the norm; train with norm_before_residual=false": (
-                config.get("norm_before_residual") and "sglang" in engine
+                residual
             ),
             f"its fc reads {DEFAULT_TAPS} taps, and these read {count}": count != DEFAULT_TAPS,
-            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": (
-                fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
-            ),
+            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": others,
             f"it takes a list that begins with layer 0 for one of layer 1; taps are {taps}": (
-                engine == "sglang" and given[0] == 0
+                engine == "sglang" and first == 0
             ),
             f"it reads the layers before these unless the first is 1; taps are {taps}": (
-                engine == "sglang-jax" and given[0] != 1
+                engine == "sglang-jax" and first != 1
             ),
         }
 

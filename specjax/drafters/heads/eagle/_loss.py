@@ -73,6 +73,10 @@ def training(
     )
 
 
+# The output of the newest step, and the keys and values of all.
+State = tuple[Array, tuple[KVBlock, ...]]
+
+
 class Text(NamedTuple):
     """What all steps read."""
 
@@ -135,20 +139,15 @@ def _drafts(
 ) -> Drafts:
     """The drafts of the columns ``places``, one entry per step; None: of all columns.
 
-    ``features`` [B,T,D] are those that step 0 reads. The state is the output of the newest step,
-    and the keys and values of all.
+    ``features`` [B,T,D] are those that step 0 reads.
     """
     columns = Bound(_logits, network, text(batch, None if places is None else places[0]), params)
     return Drafts(batch, out.logits, columns, (features, ()), places, network.ids)
 
 
 def _logits(
-    network: Network,
-    text: Text,
-    params: ModelParams,
-    state: tuple[Array, tuple[KVBlock, ...]],
-    number: int,
-) -> tuple[Array, tuple[Array, tuple[KVBlock, ...]]]:
+    network: Network, text: Text, params: ModelParams, state: State, number: int
+) -> tuple[Array, State]:
     fed, block = step(network, text, number, params, *state)
     return network.logits(params, _at_columns(text, fed.hidden)), (fed.feature, (*state[1], block))
 

@@ -291,12 +291,7 @@ class Network(NamedTuple):
 
 
 def build(
-    name: str,
-    shape: Shape,
-    given: Given,
-    keys: EagleKeys,
-    vocab_size: int,
-    ids: np.ndarray | None = None,
+    name: str, shape: Shape, given: Given, keys: EagleKeys, vocab_size: int, ids: np.ndarray | None
 ) -> Network:
     """The network of this shape, that of the method ``name``. Raises UserError.
 

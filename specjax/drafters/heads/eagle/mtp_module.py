@@ -290,15 +290,12 @@ class ModuleFiles(Codec):
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         norm = ("modules", "0", "layers", "0", "attention", "q_norm", "scale") in leaves
+        hidden, raw = config.get("hidden"), config.get("recycled") == RAW
         return {
             "it computes one module; train with modules=1": _modules(leaves) > 1,
-            "it reads hidden states before the last norm; train with hidden=raw": (
-                config.get("hidden") != RAW
-            ),
+            "it reads hidden states before the last norm; train with hidden=raw": hidden != RAW,
             "it reads zeros at slot 0; train with zero_first=true": not config.get("zero_first"),
-            "it recycles the output after its norm; train with recycled=normed": (
-                config.get("recycled") == RAW
-            ),
+            "it recycles the output after its norm; train with recycled=normed": raw,
             "its layer has no norm of queries and keys; train with qk_norm=false": norm,
         }
 

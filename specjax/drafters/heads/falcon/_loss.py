@@ -50,6 +50,11 @@ class Text(NamedTuple):
     own: KVBlock  # keys and values
 
 
+# The outputs [B,T,D] at each place of the newest block, the slots of each draft so far, and the
+# LSTM's carry [B,T,2,2,D].
+State = tuple[tuple[Array, ...], tuple[KVBlock, ...], Array]
+
+
 class Blocks(NamedTuple):
     """The blocks that the slots of a text are divided into."""
 
@@ -304,9 +309,9 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
     outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
     text = Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
 
-    def step(state: tuple, number: int) -> tuple[Array, tuple]:
+    def step(state: State, number: int) -> tuple[Array, State]:
         if number and number % net.shape.block == 0:
-            state = _next(net, params, batch, text, number, *state)
+            state = _next(net, params, batch, text, number, state)
         return logits_of(net.ends, params, state[0][number % net.shape.block]), state
 
     state = _first(net, params, text), (), text.carries
@@ -332,20 +337,13 @@ def _first(net: Net, params: ModelParams, text: Text) -> tuple[Array, ...]:
 
 
 def _next(
-    net: Net,
-    params: ModelParams,
-    batch: Batch,
-    text: Text,
-    number: int,
-    features: tuple[Array, ...],
-    fed: tuple[KVBlock, ...],
-    carry: Array,
-) -> tuple[tuple[Array, ...], tuple[KVBlock, ...], Array]:
+    net: Net, params: ModelParams, batch: Batch, text: Text, number: int, state: State
+) -> State:
     """The block that begins at depth ``number``, after the text's tokens at the depths before it.
 
-    ``features`` are the outputs for the block before it, ``fed`` the slots of each draft so far,
-    ``carry`` [B,T,2,2,D] the LSTM's. Returns the same for this block.
+    ``state`` is that of the block before it; returns that of this block.
     """
+    features, fed, carry = state
     (rows, size), width = text.outputs.shape[:2], net.shape.block
     fed_tokens = [ahead(batch.tokens, number - width + i + 2, size) for i in range(width)]
     tokens, estimated = jnp.stack(fed_tokens, 2), jnp.stack(features, 2)
@@ -362,5 +360,4 @@ def _next(
         before = tree.join(text.own, *fed, *others)
         out, _ = network.predict(net, params, outputs[:, :, i], cache, layout, before)
         hidden.append(out)
-    carry = carries[:, -1].reshape(carry.shape)
-    return tuple(hidden), (*fed, *own), carry
+    return tuple(hidden), (*fed, *own), carries[:, -1].reshape(carry.shape)

@@ -124,19 +124,18 @@ def _prefix_shape(target: LM, given: Given, keys: Keys) -> TransformerConfig | N
     return _prefix.stored(given.params["prefix"], given.config, keys.head_dim)
 
 
-def _begin(heads: int, params: ModelParams, feature: Array) -> tuple[Array, Array]:
-    """The state is the feature [...,E] and the tokens since, i32[...,heads]."""
+# The feature [...,E] and the tokens since, i32[...,heads].
+State = tuple[Array, Array]
+
+
+def _begin(heads: int, params: ModelParams, feature: Array) -> State:
+    """``Heads.begin``."""
     return feature, jnp.zeros((*feature.shape[:-1], heads), jnp.int32)
 
 
 def _step(
-    embed: OfTarget,
-    layers: int,
-    params: ModelParams,
-    state: tuple[Array, Array],
-    depth: int,
-    tokens: Array,
-) -> tuple[Array, tuple[Array, Array]]:
+    embed: OfTarget, layers: int, params: ModelParams, state: State, depth: int, tokens: Array
+) -> tuple[Array, State]:
     feature, path = state
     path = path.at[..., depth].set(tokens)
     since = embed(params.target, path[..., : depth + 1])
