@@ -100,13 +100,11 @@ def loss(
 
 def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:
     """Drafts with these logits f[B,P,V_d] of each depth."""
-    return Drafts(
-        batch,
-        read.teacher,
-        lambda state, depth: (logits[depth], state),
-        ids=reader.ids,
-        ahead=reader.ahead,
-    )
+
+    def step(state: Any, depth: int) -> tuple[Array, Any]:
+        return logits[depth], state
+
+    return Drafts(batch, read.teacher, step, ids=reader.ids, ahead=reader.ahead)
 
 
 def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> Masks:

@@ -190,16 +190,13 @@ class BlockFiles(Codec):
         path, raw = found.where, found.config
         method = check_method(path, raw, self.kind, _METHODS)
         flat, layer = _flat(path, raw)
-        own = object_of(raw, OWN, path)
         _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
         theta, scaling = decoder_layers.rope_of(path, layer)
         config |= {"rope_theta": theta, "rope_scaling": scaling}
         config["block_size"] = flat.get("block_size", 8 if method else 16)
-        taps = _taps(path, flat, own)
-        config |= {} if taps is None else {IDS: taps}
-        mask = mask_id_of(path, flat)
-        config |= {} if mask is None else {"mask_token_id": mask}
+        taps = _taps(path, flat, object_of(raw, OWN, path))
+        config |= _given({IDS: taps, "mask_token_id": mask_id_of(path, flat)})
         causal = agreed(path, {key: switch(path, flat, key) for key in _CAUSAL})
         # Where it is not stated, programs take sliding layers for causal and full ones not.
         stated = causal is not None
@@ -257,9 +254,9 @@ class BlockFiles(Codec):
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         maps = {}
-        if config.get("draft_ids") is not None:
+        if (ids := config.get("draft_ids")) is not None:
             width = leaves["head", "kernel"].shape[1]
-            maps = draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+            maps = draft_vocabulary.tensors_of(ids, width, config["vocab_size"])
         own = {OWN: {"kind": self.kind, "layout": layout, "taps": config.get(IDS)}}
         if layout == "dflash":
             flat = {key: x for key, x in config.items() if key != "draft_ids"} | facts()
@@ -273,7 +270,6 @@ class BlockFiles(Codec):
             flat |= _layer(leaves, config) | {"dflash_config": nested}
             name = "DFlash2DraftModel" if "selector_rank" in nested else "DFlashDraftModel"
             return flat | {"architectures": [name]} | own, maps
-        kept = {key: value for key, value in config.items() if key not in _MADE}
         if not config.get(IDS):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
         taps = [int(tap) for tap in config[IDS]]
@@ -281,9 +277,9 @@ class BlockFiles(Codec):
         # The speculators library takes another number for a missing key.
         head = leaves.get(("head", "kernel"))
         vocab = layer.get("vocab_size") if head is None else head.shape[1]
-        method |= {} if vocab is None else {"draft_vocab_size": vocab}
-        for key in (*layer, *method, IDS):
-            kept.pop(key, None)
+        method |= _given({"draft_vocab_size": vocab})
+        made = {*_MADE, IDS, *layer, *method}
+        kept = {key: value for key, value in config.items() if key not in made}
         if layout == "speculators":
             name = _library_name(leaves)
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
@@ -305,15 +301,18 @@ class BlockFiles(Codec):
         return kept | layer | outside | {"architectures": ["DFlashDraftModel"]} | own, maps
 
 
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the keys of the method, the keys of the layers). Raises UserError if they differ."""
     nested = object_of(raw, "dflash_config", path)
-    flat = {key: value for key, value in raw.items() if value is not None}
     check_equal(path, raw, "dflash_config", nested, nested)
-    flat |= {key: value for key, value in nested.items() if value is not None}
+    flat = _given(raw) | _given(nested)
     for key, names in _ALIASES.items():
-        value = agreed(path, {name: flat.get(name) for name in names})
-        flat |= {} if value is None else {key: value}
+        flat |= _given({key: agreed(path, {name: flat.get(name) for name in names})})
     if "transformer_layer_config" not in raw:
         return flat, flat
     # The library stores what differs from the defaults of transformers.
@@ -430,7 +429,7 @@ def _vocabulary(
     if vocab is None and layer.get("vocab_size") is not None:
         vocab = value_of(layer, "vocab_size", int, None, path)
     ids = draft_vocabulary.ids_of(path, maps.get("d2t"), maps.get("t2d"), width, vocab)
-    return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
+    return {"vocab_size": vocab or width} | _given({"draft_ids": ids})
 
 
 def _only_here(leaves: Leaves, config: Mapping[str, Any]) -> bool:
@@ -484,4 +483,4 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("causal_head") or ("layer_types" in made and not config.get("causal_sliding")):
         made["is_causal"] = bool(config.get("causal_head"))
     vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
-    return made | ({} if vocab is None else {"vocab_size": vocab})
+    return made | _given({"vocab_size": vocab})

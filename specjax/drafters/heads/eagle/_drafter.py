@@ -195,13 +195,10 @@ def _begin_parallel(
     ids = jnp.full((batch, masks), network.shape.mask_id, tokens.dtype)
     unknown = network.masked(params).astype(kept.features.dtype)
     unknown = jnp.broadcast_to(unknown, (batch, masks, size))
-    fed, slots = network.apply(
-        params,
-        jnp.concatenate([tokens, ids], 1),
-        jnp.concatenate([kept.features, unknown], 1),
-        kept.cache,
-        _masked_text.layout_of_draft(missing, width, masks),
-    )
+    tokens = jnp.concatenate([tokens, ids], 1)
+    features = jnp.concatenate([kept.features, unknown], 1)
+    layout = _masked_text.layout_of_draft(missing, width, masks)
+    fed, slots = network.apply(params, tokens, features, kept.cache, layout)
     logits = network.spread_logits(params, _masked_text.of_draft(fed.hidden, missing, width))
     path = jnp.broadcast_to(jnp.arange(width), (batch, width))
     cache = kv.commit(kept.cache, slots, missing, path)

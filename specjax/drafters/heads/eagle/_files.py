@@ -487,15 +487,14 @@ class Eagle3(Eagle):
             check_layers(where, "taps", stated["taps"])
         stated |= {key: config.get(key) for key in ("parallel", "mask_token_id")}
         made = config | self._facts(where, leaves, config, stated)
-        width, ids = leaves["head", "kernel"].shape[1], config.get("draft_ids")
+        width, ids, maps = leaves["head", "kernel"].shape[1], config.get("draft_ids"), {}
         if ids is None:
             made["vocab_size"] = width
         elif not made.get("vocab_size"):
             raise UserError(
                 "vocab_size is missing; heads with a draft vocabulary need the size of the target's"
             )
-        maps = {}
-        if ids is not None:
+        else:
             maps = draft_vocabulary.tensors_of(ids, width, made["vocab_size"])
         return self._config(layout, leaves, made), maps
 

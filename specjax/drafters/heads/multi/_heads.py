@@ -109,6 +109,11 @@ def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:
     return jax.vmap(head, (0, None, 0))(params.draft, params.target, features)
 
 
+def zeros(read: int, size: int) -> Params:
+    """A linear map with a bias that gives zeros."""
+    return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
+
+
 def output_kernel(target: LM, target_params: Params) -> Array:
     """The target's LM head as a matrix f32[E,V], bit for bit if its parameters are float32."""
     width, _, unembed = ends("a head", target)
@@ -306,15 +311,11 @@ def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
         )
-    if keys.slots == "one" and keys.places:
-        raise UserError(
-            f"loss.places is {keys.places}, and loss.slots 'one' trains one depth at a time; leave "
-            "one out"
-        )
-    if keys.slots == "one" and keys.pace is not None:
-        raise UserError(
-            f"loss.pace is {keys.pace}, and loss.slots 'one' trains one depth at a time; leave one "
-            "out"
-        )
+    for name, value in (("places", keys.places or None), ("pace", keys.pace)):
+        if keys.slots == "one" and value is not None:
+            raise UserError(
+                f"loss.{name} is {value}, and loss.slots 'one' trains one depth at a time; leave "
+                "one out"
+            )
     if batch.tokens.shape[1] < 3:
         raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")

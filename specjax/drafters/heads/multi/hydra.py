@@ -163,19 +163,15 @@ def _start(
         # W is zero, as in the authors' code. R copies s and ignores the embeddings: a head begins
         # as the target's own map of the feature and not as noise.
         skip = {"kernel": jnp.eye(read, size), "bias": jnp.zeros(size)}
-        mlp[str(head)] = {"in": _zeros(read, size), "skip": skip}
+        mlp[str(head)] = {"in": _heads.zeros(read, size), "skip": skip}
         if layers > 1:
-            blocks = {str(layer): _zeros(size, size) for layer in range(layers - 1)}
+            blocks = {str(layer): _heads.zeros(size, size) for layer in range(layers - 1)}
             mlp[str(head)]["blocks"] = blocks
     # Not a stack: taking one head of it copies a matrix of the vocabulary's size, in every draft.
     # Each has its own buffer: training donates them.
     last = {str(i): {"kernel": jnp.copy(kernel), "bias": jnp.zeros(vocab)} for i in range(heads)}
     params = {"mlp": mlp, "head": last}
     return params if prefix is None else params | {"prefix": _prefix.start(prefix, key)}
-
-
-def _zeros(read: int, size: int) -> Params:
-    return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
 
 
 _PREFIX = "prefix_embeding_layer."  # (sic)

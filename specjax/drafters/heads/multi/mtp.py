@@ -133,15 +133,12 @@ def _last_layer(target: LM) -> tuple[TransformerConfig, int]:
         )
     if config is None:
         return _prefix.new(target.width or 0, target), 0
-    if config.is_recurrent(layers - 1) or config.attention_gate:
+    other = config.is_recurrent(layers - 1) or config.attention_gate
+    if other or config.has_experts(layers - 1):
+        what = "is recurrent or has a gate after its attention" if other else "has experts"
         raise UserError(
-            f"{NAME} has further layers of the kind of the target's last one, which is recurrent "
-            "or has a gate after its attention; such layers are not supported"
-        )
-    if config.has_experts(layers - 1):
-        raise UserError(
-            f"{NAME} has further layers of the kind of the target's last one, which has experts; "
-            "such layers are not supported"
+            f"{NAME} has further layers of the kind of the target's last one, which {what}; such "
+            "layers are not supported"
         )
     return config, layers - 1
 
@@ -205,16 +202,14 @@ def _apply(
     view = past(cache, features.shape[1], layout)
     own = shape.config.rope(shape.layer)
     angle = None if own is None else rope.angle(own, view.positions)
-    outputs, keys, values = [], [], []
+    computed = []
     for head in range(shape.heads):
         layer = MODULE.merge(shape, every[str(head)])
-        x, k, v = layer(features.astype(dtype), angle, view, stored(cache, None, head))
-        outputs.append(x)
-        keys.append(k)
-        values.append(v)
+        computed.append(layer(features.astype(dtype), angle, view, stored(cache, None, head)))
+    outputs, keys, values = zip(*computed, strict=True)
     # One number that depends on the reads of all layers.
     read = functools.reduce(jnp.add, (x[..., 0].astype(jnp.float32) for x in outputs))
-    block = KVBlock(tuple(keys), tuple(values), read)
+    block = KVBlock(keys, values, read)
     return jnp.concatenate(outputs, -1).astype(features.dtype), block
 
 

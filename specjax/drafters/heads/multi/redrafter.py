@@ -124,10 +124,7 @@ def _start(
     kernel = _heads.output_kernel(target, target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
-        "block": {
-            str(layer): {"kernel": jnp.zeros((inner, inner)), "bias": jnp.zeros(inner)}
-            for layer in range(layers)
-        },
+        "block": {str(layer): _heads.zeros(inner, inner) for layer in range(layers)},
         "head": {"kernel": jnp.zeros((inner, vocab)).at[:width].set(kernel[:inner])},
     }
     if inner != 2 * width:
