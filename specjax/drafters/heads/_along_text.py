@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree
+from specjax.drafters import _foresee
+from specjax.drafters.growth import Plan
 from specjax.drafters.heads._vocabulary import spread
 from specjax.models import lm
 from specjax.tree import Layout
-from specjax.types import LM, Array, Batch, ModelParams, Output, Params
+from specjax.types import LM, Array, Batch, ModelParams, Output, Params, Training
 
 Texts = Iterator[tuple[Array, Array, Array]]
 # (params, batch, depth) -> for each depth the labels i32[B,T], and the logits of the drafter and of
@@ -92,6 +94,17 @@ class Drafts(NamedTuple):
             logits, state = self.step(state, d)
             logits = spread(self.ids, logits, vocab_size)
             yield self.labels(d)[0], logits, self.teachers(d)
+
+
+def training(
+    loss: Callable, start: Callable, along: Along, plan: Plan, facts: Any, **more: Any
+) -> Training:
+    """The training part of a drafter that grows its drafts as ``plan`` describes.
+
+    ``facts`` as in ``Training``; ``more`` are arguments of ``_foresee.forecasts``.
+    """
+    forecasts = _foresee.forecasts(along, plan, **more)
+    return Training(loss=loss, start=start, **forecasts, facts=facts)
 
 
 def segments_of(batch: Batch) -> Array | None:

@@ -36,7 +36,7 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.declare import key
 from specjax.divergences import overlap
-from specjax.drafters import _foresee, files, growth
+from specjax.drafters import files, growth
 from specjax.drafters.files import Given
 from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
@@ -71,7 +71,6 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Training,
     Verdict,
 )
 
@@ -241,12 +240,8 @@ def make(target: LM, keys: Keys) -> Drafter:
     accuracy = given.config.get("accuracy")
     method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
     plan, tapped = growth.read(method, keys), target.with_taps(shape.taps)
-    training = Training(
-        loss=Bound(loss, net, tapped),
-        start=Bound(network.start, shape),
-        **_foresee.forecasts(Bound(along, net, tapped), plan),
-        facts=_facts(shape, ids),
-    )
+    parts = Bound(loss, net, tapped), Bound(network.start, shape), Bound(along, net, tapped)
+    training = _along_text.training(*parts, plan, _facts(shape, ids))
     stepper = Stepper(
         init=Bound(_init, net),
         begin=Bound(_begin, net, plan.growth.depth),

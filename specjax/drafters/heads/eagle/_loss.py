@@ -32,7 +32,6 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
 from specjax.divergences import DIVERGENCES
-from specjax.drafters import _foresee
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -54,9 +53,7 @@ EAGLE3: dict[str, Any] = {"steps": 7, "decay": 0.8, "feature": 0.0, "weight": 1.
 MTP: dict[str, Any] = {"steps": 1, "feature": 0.0, "weight": 1.0, "noise": 0.0}
 
 
-def training(
-    network: Network, target: LM, plan: Plan, defaults: Mapping[str, Any] | None = None
-) -> Training:
+def training(network: Network, target: LM, plan: Plan, defaults: Mapping[str, Any]) -> Training:
     """The training part of a drafter that grows this network in the way of ``plan``.
 
     ``defaults`` are the method's values for ``LossKeys``.
@@ -65,12 +62,8 @@ def training(
         target = target.with_taps(network.shape.taps)
     texts, modules = Bound(along, network, target), network.shape.modules
     early = Bound(_along_text.among_first, modules - 2) if modules > 2 else None
-    return Training(
-        loss=Bound(loss, network, target, **(defaults or {})),
-        start=Bound(type(network).start, network),
-        **_foresee.forecasts(texts, plan, early=early),
-        facts=network.facts,
-    )
+    own = Bound(loss, network, target, **defaults), Bound(type(network).start, network), texts
+    return _along_text.training(*own, plan, network.facts, early=early)
 
 
 # The output of the newest step, and the keys and values of all.

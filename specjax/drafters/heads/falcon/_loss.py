@@ -27,7 +27,6 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
 from specjax.divergences import DIVERGENCES, overlap
-from specjax.drafters import _foresee
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import Drafts, Texts, ahead
@@ -66,12 +65,8 @@ class Blocks(NamedTuple):
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
     early = Bound(_along_text.among_first, net.shape.block - 1)
-    return Training(
-        loss=Bound(loss, net, target),
-        start=Bound(network.start, net.shape),
-        **_foresee.forecasts(Bound(along, net, target), plan, early=early),
-        facts=facts,
-    )
+    own = Bound(loss, net, target), Bound(network.start, net.shape), Bound(along, net, target)
+    return _along_text.training(*own, plan, facts, early=early)
 
 
 def blocks_of(depth: Array, phase: Array, size: int) -> Blocks:

@@ -18,7 +18,7 @@ from specjax import cache as kv
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.declare import key
-from specjax.drafters import _foresee, growth
+from specjax.drafters import growth
 from specjax.drafters.files import Given, ends
 from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
@@ -38,7 +38,6 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Training,
     Verdict,
 )
 
@@ -154,12 +153,8 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         lazy=True,
     )
     target = target.with_taps(heads.taps) if heads.taps else target
-    training = Training(
-        loss=Bound(loss, heads, target),
-        start=heads.start,
-        **_foresee.forecasts(Bound(along, heads, target), plan, ranked=heads.depth),
-        facts=heads.facts,
-    )
+    parts = Bound(loss, heads, target), heads.start, Bound(along, heads, target)
+    training = _along_text.training(*parts, plan, heads.facts, ranked=heads.depth)
     own = given.init_params(heads.name)
     drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
     return drafter._replace(taps=heads.taps)
