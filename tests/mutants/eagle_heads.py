@@ -125,41 +125,40 @@ def _tokens_of_the_slot_before(right, tokens, end, length, width, shift=0):
     return right(tokens, end, length, width, shift - 1)
 
 
-def _recycled_at_every_node(right, network, vocab, params, kept, nodes, block):
+def _recycled_at_every_node(right, network, params, kept, nodes, block):
     if block is not None:
         block = block.replace(feature=jnp.broadcast_to(kept.recycled[:, None], block.feature.shape))
-    return right(network, vocab, params, kept, nodes, block)
+    return right(network, params, kept, nodes, block)
 
 
-def _token_of_the_parent(right, network, vocab, params, kept, nodes, block):
+def _token_of_the_parent(right, network, params, kept, nodes, block):
     above = jnp.broadcast_to(kept.pending[:, None], nodes.tokens.shape)
     if block is not None:
         parents = _growth.at(block.tokens[..., None], nodes.parents)[..., 0]
         above = jnp.where(jnp.asarray(nodes.parents) >= 0, parents, above)
-    logits, memory = right(network, vocab, params, kept, nodes._replace(tokens=above), block)
+    logits, memory = right(network, params, kept, nodes._replace(tokens=above), block)
     return logits, memory.replace(tokens=nodes.tokens)
 
 
-def _sees_other_branches(right, network, vocab, params, kept, nodes, block):
+def _sees_other_branches(right, network, params, kept, nodes, block):
     layout = nodes.layout
     visible = jnp.ones_like(layout.visible)
-    return right(
-        network, vocab, params, kept, nodes._replace(layout=layout.replace(visible=visible)), block
-    )
+    seen = nodes._replace(layout=layout.replace(visible=visible))
+    return right(network, params, kept, seen, block)
 
 
-def _deep_nodes_one_late(right, network, vocab, params, kept, nodes, block):
+def _deep_nodes_one_late(right, network, params, kept, nodes, block):
     """From the second level on."""
     layout = nodes.layout
     late = jnp.asarray(nodes.depth > 1, jnp.int32)
     new = jnp.arange(layout.depth.shape[1]) >= layout.depth.shape[1] - nodes.tokens.shape[1]
     layout = layout.replace(depth=layout.depth + late * new)
-    return right(network, vocab, params, kept, nodes._replace(layout=layout), block)
+    return right(network, params, kept, nodes._replace(layout=layout), block)
 
 
-def _outputs_of_the_module_before(right, network, params, context, cache, fresh, missing, more):
+def _outputs_of_the_module_before(right, network, params, context, kept, fresh, missing):
     late = jnp.concatenate([fresh[:, :1], fresh[:, :-1]], 1)
-    return right(network, params, context, cache, late, missing, more)
+    return right(network, params, context, kept, late, missing)
 
 
 # Masks ----------------------------------------------------------------------------------------

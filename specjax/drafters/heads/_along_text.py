@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree
+from specjax.drafters import _foresee
+from specjax.drafters.growth import Plan
 from specjax.drafters.heads._vocabulary import spread
 from specjax.models import lm
 from specjax.tree import Layout
-from specjax.types import LM, Array, Batch, ModelParams, Output, Params
+from specjax.types import LM, Array, Batch, ModelParams, Output, Params, Training
 
 Texts = Iterator[tuple[Array, Array, Array]]
 # (params, batch, depth) -> for each depth the labels i32[B,T], and the logits of the drafter and of
@@ -42,6 +44,16 @@ class Drafts(NamedTuple):
     ahead: int = 2  # how many tokens after its place depth 0 predicts
     first: int = 0  # the depth in a draft of depth 0 here
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, P), of the first depth."""
+        places = self.places_of(0)
+        return self.teacher.shape[:2] if places is None else places.shape
+
+    def places_of(self, depth: Any) -> Array | None:
+        """i32[B,P]: the places of a depth; None: all T."""
+        return None if self.places is None else self.places[depth]
+
     def labels(self, depth: Any) -> tuple[Array, Array]:
         """``label`` at the places."""
         tokens, counted = label(self.batch, depth + self.ahead, depth + self.first)
@@ -53,7 +65,7 @@ class Drafts(NamedTuple):
 
     def at(self, values: Array, depth: Any) -> Array:
         """[B,P,...]: values [B,T,...] at the places of a depth."""
-        places = None if self.places is None else self.places[depth]
+        places = self.places_of(depth)
         return values if places is None else at(values, places)
 
     def later(self, by: Any, depth: Any, values: Array) -> Array:
@@ -61,8 +73,7 @@ class Drafts(NamedTuple):
 
         Beyond the end the last entry, where no label counts.
         """
-        size = values.shape[1]
-        places = None if self.places is None else self.places[depth]
+        size, places = values.shape[1], self.places_of(depth)
         if places is None:
             return ahead(values, by, size)
         return at(values, jnp.minimum(places + by, size - 1))
@@ -83,6 +94,17 @@ class Drafts(NamedTuple):
             logits, state = self.step(state, d)
             logits = spread(self.ids, logits, vocab_size)
             yield self.labels(d)[0], logits, self.teachers(d)
+
+
+def training(
+    loss: Callable, start: Callable, along: Along, plan: Plan, facts: Any, **more: Any
+) -> Training:
+    """The training part of a drafter that grows its drafts as ``plan`` describes.
+
+    ``facts`` as in ``Training``; ``more`` are arguments of ``_foresee.forecasts``.
+    """
+    forecasts = _foresee.forecasts(along, plan, **more)
+    return Training(loss=loss, start=start, **forecasts, facts=facts)
 
 
 def segments_of(batch: Batch) -> Array | None:

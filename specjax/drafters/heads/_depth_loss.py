@@ -23,9 +23,10 @@ MOST = 2**31
 
 Metrics = dict[str, Any]  # f32[] each, and "weight": the number of labels of each
 # (carry, depth) -> (f[], metrics of the depth, carry)
-Term = Callable[[Any, Any], tuple[jax.Array, Metrics, Any]]
-# (terms, the state after a depth, its logits, the target's, which labels count) -> (f[], metrics)
-More = Callable[..., tuple[jax.Array, Metrics]]
+Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
+# (the number of labels or 1, the state after a depth, its logits, the target's, which labels
+# count) -> (f[], metrics)
+More = Callable[..., tuple[Array, Metrics]]
 
 
 class LossKeys(declare.Keys):
@@ -71,17 +72,7 @@ class DepthKeys(LossKeys):
             )
 
 
-class Terms(NamedTuple):
-    """How every depth is compared."""
-
-    first: jax.Array  # the number of labels that each depth is divided by, at least 1
-    ce: float  # weight of the cross-entropy
-    teacher: float  # weight of the divergence
-    divergence: Callable[..., jax.Array]  # (target's logits, head's logits) -> f[...]
-    pace: float | None = None  # see ``Pace``; None: the same weight at all places of a depth
-
-
-def mean(values: jax.Array, counted: jax.Array) -> jax.Array:
+def mean(values: Array, counted: Array) -> Array:
     """The mean of the values that are ``counted``; 0 if none is."""
     return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)
 
@@ -97,23 +88,13 @@ class Pace(NamedTuple):
     (conditional drop), are left out: they add nothing to the weights of the depths before them.
     """
 
-    reached: jax.Array  # f[B,P] c of the newest depth
-    sums: jax.Array  # f[B,P,3] of all depths so far: loss, scale, loss of a uniform guess
-
-
-def terms_of(keys: LossKeys, number: jax.Array, pace: float | None = None) -> Terms:
-    """The terms with these keys, divided by the number of labels."""
-    first, distance = jnp.maximum(number, 1), DIVERGENCES[keys.divergence]
-    return Terms(first, keys.ce, keys.teacher, distance, pace)
+    reached: Array  # f[B,P] c of the newest depth
+    sums: Array  # f[B,P,3] of all depths so far: loss, scale, loss of a uniform guess
 
 
 def loss(
-    drafts: Drafts,
-    keys: DepthKeys,
-    depths: int,
-    number: jax.Array,
-    more: More | None = None,
-) -> tuple[jax.Array, Metrics]:
+    drafts: Drafts, keys: DepthKeys, depths: int, number: Array, more: More | None = None
+) -> tuple[Array, Metrics]:
     """The loss f[] of drafts at places, and metrics.
 
     The sum over depths d of decay^d (ce * cross-entropy with the text + teacher * divergence from
@@ -127,31 +108,31 @@ def loss(
     """
     pace = None
     if keys.pace is not None:
-        places = drafts.places[0] if drafts.places else None
-        shape = drafts.teacher.shape[:2] if places is None else places.shape
-        dtype = drafts.teacher.dtype
+        shape, dtype = drafts.shape, drafts.teacher.dtype
         pace = Pace(jnp.ones(shape, dtype), jnp.zeros((*shape, 3), dtype))
-    term = term_of(drafts, terms_of(keys, number, keys.pace), more)
+    term = term_of(drafts, keys, number, more)
     again = recomputes(drafts, depths, keys.remat)
     return fold(term, (drafts.state, pace), depths, keys.decay, number, again)
 
 
-def term_of(drafts: Drafts, terms: Terms, more: More | None = None) -> Term:
-    """The term of one depth: its carry are the state of the drafts and the ``Pace``.
+def term_of(drafts: Drafts, keys: LossKeys, number: Array, more: More | None = None) -> Term:
+    """The term of one depth, divided by the ``number`` of labels, or 1 if there is none.
 
-    ``more`` gives a term and metrics to add.
+    Its carry are the state of the drafts and the ``Pace``. ``more`` gives a term and metrics to
+    add.
     """
+    first = jnp.maximum(number, 1)
     drafts = drafts._replace(teacher=jax.lax.stop_gradient(drafts.teacher))
 
-    def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[jax.Array, Metrics, Any]:
+    def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[Array, Metrics, Any]:
         state, pace = carry
-        if pace is not None and drafts.places is not None and depth:
-            pace = _continued(pace, drafts.places[depth - 1], drafts.places[depth])
+        if pace is not None and depth:
+            pace = _continued(pace, drafts.places_of(depth - 1), drafts.places_of(depth))
         logits, state = drafts.step(state, depth)
         labels, teacher = drafts.labels(depth), drafts.teachers(depth)
-        value, sizes, pace = compare(terms, logits, teacher, *labels, pace, drafts.ids)
+        value, sizes, pace = compare(keys, first, logits, teacher, *labels, pace, drafts.ids)
         if more is not None:
-            added, others = more(terms, state, logits, teacher, labels[1])
+            added, others = more(first, state, logits, teacher, labels[1])
             value += added
             sizes |= {name: sizes.get(name, 0) + each for name, each in others.items()}
         return value, sizes, (state, pace)
@@ -165,16 +146,14 @@ def recomputes(drafts: Drafts, depths: int, asked: bool, more: int = 0) -> bool:
     Where they take more than ``MOST`` bytes, it does. ``more``: other numbers of each place that
     are in memory with its logits.
     """
-    rows, size, width = drafts.teacher.shape
-    places = drafts.places[0] if drafts.places else None
-    size = size if places is None else places.shape[1]
-    width = width if drafts.ids is None else len(drafts.ids)
+    rows, size = drafts.shape
+    width = drafts.teacher.shape[-1] if drafts.ids is None else len(drafts.ids)
     return asked or 4 * rows * size * (width + more) * depths > MOST
 
 
 def fold(
-    term: Term, carry: Any, depths: int, decay: float, number: jax.Array, remat: bool
-) -> tuple[jax.Array, Metrics]:
+    term: Term, carry: Any, depths: int, decay: float, number: Array, remat: bool
+) -> tuple[Array, Metrics]:
     """The sum over depths of decay^depth times their terms, and the metrics of all.
 
     ``term(carry, depth) -> (f[], sizes, carry)``. Of the sizes, ``scale`` and ``uniform`` are added
@@ -196,7 +175,7 @@ def fold(
     return total, {**metrics, "weight": jax.tree.map(jnp.float32, weights)}
 
 
-def _continued(pace: Pace, before: jax.Array | None, places: jax.Array | None) -> Pace:
+def _continued(pace: Pace, before: Array | None, places: Array | None) -> Pace:
     """The ``Pace`` at these places; those of a later depth are the first ones of the one before."""
     if places is None:
         return pace
@@ -206,15 +185,16 @@ def _continued(pace: Pace, before: jax.Array | None, places: jax.Array | None) -
 
 
 def compare(
-    terms: Terms,
-    logits: jax.Array,
-    target_logits: jax.Array,
-    labels: jax.Array,
-    counted: jax.Array,
+    keys: LossKeys,
+    first: Array,
+    logits: Array,
+    target_logits: Array,
+    labels: Array,
+    counted: Array,
     pace: Pace | None = None,
     ids: np.ndarray | None = None,
-) -> tuple[jax.Array, Metrics, Pace | None]:
-    """(loss f[], metrics, pace of this depth) of one depth.
+) -> tuple[Array, Metrics, Pace | None]:
+    """(loss f[] divided by ``first``, metrics, pace of this depth) of one depth.
 
     ``logits`` f[B,P,V_d], ``target_logits`` f[B,P,V], ``labels`` i32[B,P], ``counted`` bool[B,P].
     The metrics: ``agreement``, how often both prefer the same token; ``labels``, how many count;
@@ -226,7 +206,7 @@ def compare(
     which the text (where its probability is needed) or the target's preferred token (with
     ``teacher``) is outside of it are left out of the loss.
     """
-    ce, teacher = terms.ce, terms.teacher
+    ce, teacher, divergence = keys.ce, keys.teacher, DIVERGENCES[keys.divergence]
     best, kept = sampling.argmax(target_logits), counted
     if ids is not None:
         size = target_logits.shape[-1]
@@ -245,17 +225,17 @@ def compare(
     if ce and right is not None:
         value -= ce * right
     if teacher:
-        value += teacher * terms.divergence(target_logits, logits)
+        value += teacher * divergence(target_logits, logits)
         # [V] only: XLA would fold a constant of the whole shape, slowly.
-        uniform += teacher * terms.divergence(target_logits, jnp.zeros(logits.shape[-1]))
+        uniform += teacher * divergence(target_logits, jnp.zeros(logits.shape[-1]))
     scale = jnp.full_like(uniform, ce + teacher)
     parts = jnp.where(kept[..., None], jnp.stack([value, scale, uniform], -1), 0)
     if pace is not None:
-        assert right is not None and terms.pace is not None
-        smooth = (1 - terms.pace) * jnp.exp(jax.lax.stop_gradient(right)) + terms.pace
+        assert right is not None and isinstance(keys, DepthKeys) and keys.pace is not None
+        smooth = (1 - keys.pace) * jnp.exp(jax.lax.stop_gradient(right)) + keys.pace
         pace = Pace(jnp.where(kept, pace.reached * smooth, pace.reached), pace.sums + parts)
         parts = jnp.where(kept, pace.reached, 0)[..., None] * pace.sums
-    total, scale, uniform = parts.sum((0, 1)) / terms.first
+    total, scale, uniform = parts.sum((0, 1)) / first
     same = mean(sampling.argmax(logits) == best, counted)
     sizes = {"agreement": same, "labels": counted.sum(), "scale": scale, "uniform": uniform}
     return total, sizes, pace

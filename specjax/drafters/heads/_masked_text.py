@@ -95,19 +95,16 @@ def loss(
     here = [np.flatnonzero(masks.depths == d) for d in range(1, depth)]
     every = _drafts(reader, batch, read, [read.logits, *(logits[:, each] for each in here)])
     drafts = every._replace(places=(None, *(masks.places[:, each] for each in here)))
-    number = every.number_of_labels(depth)
-    return _depth_loss.loss(drafts, keys, depth, number)
+    return _depth_loss.loss(drafts, keys, depth, every.number_of_labels(depth))
 
 
 def _drafts(reader: Reader, batch: Batch, read: Read, logits: list[Array]) -> Drafts:
     """Drafts with these logits f[B,P,V_d] of each depth."""
-    return Drafts(
-        batch,
-        read.teacher,
-        lambda state, depth: (logits[depth], state),
-        ids=reader.ids,
-        ahead=reader.ahead,
-    )
+
+    def step(state: Any, depth: int) -> tuple[Array, Any]:
+        return logits[depth], state
+
+    return Drafts(batch, read.teacher, step, ids=reader.ids, ahead=reader.ahead)
 
 
 def random_masks(key: Array, batch: Batch, ahead: int, shares: list[float]) -> Masks:

@@ -16,6 +16,7 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
@@ -41,12 +42,11 @@ class Prefix(NamedTuple):
     """A causal map of all features up to each one, with its own cache (Hydra++).
 
     The functions are those of ``types.LM``, with features for tokens: ``apply(params, features
-    [B,T,E], cache, layout=None) -> ([B,T,E], block)``.
+    [B,T,E], cache, layout=None) -> ([B,T,E], block)``. The block is committed by ``cache.commit``.
     """
 
     init_cache: Callable[[int, int], Any]
     apply: Callable[..., tuple[Array, Any]]
-    commit: Callable[..., Any]
 
 
 class Layer(Block):
@@ -61,22 +61,16 @@ MODULE = Module(Layer)
 
 
 def new(
-    width: int,
-    target: LM | None = None,
-    head_dim: int = 0,
-    heads: int = 0,
-    kv_heads: int = 0,
-    inner: int = 0,
-    layers: int = 0,
+    width: int, target: LM, head_dim: int = 0, heads: int = 0, kv_heads: int = 0, inner: int = 0
 ) -> TransformerConfig:
-    """The shape of new layers: Llama's, with sizes of the target's layers.
+    """The shape of a new layer: Llama's, with sizes of the target's layers.
 
     0: the target's ``head_dim``, and at its width its heads and its inner width (without experts).
     At another width or without a decoder of ``specjax.models``: ``default_head_dim``, so many heads
     that they have the width, the target's number of heads for each key head, and Llama's inner
-    width (8/3 of the width, rounded up). One layer. Raises UserError.
+    width (8/3 of the width, rounded up). Raises UserError.
     """
-    like = None if target is None else target.inside.decoder
+    like = target.inside.decoder
     group = 1 if like is None else like.num_heads // like.num_kv_heads
     head_dim = head_dim or default_head_dim(width, target)
     if like is not None and like.hidden_size == width:
@@ -88,7 +82,7 @@ def new(
         raise UserError(
             f"heads is {heads} and kv_heads {kv_heads}; heads must be a multiple of kv_heads"
         )
-    return layer(width, head_dim, heads, kv_heads, inner or 8 * -(-width // 3), layers or 1)
+    return layer(width, head_dim, heads, kv_heads, inner or 8 * -(-width // 3))
 
 
 def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> TransformerConfig:
@@ -141,17 +135,14 @@ def stored_head_dim(config: dict[str, Any], asked: int, queries: int, keys: int,
     return head_dim
 
 
-def default_head_dim(width: int, target: LM | None = None) -> int:
+def default_head_dim(width: int, target: LM) -> int:
     """The target's, if it is even and it is of this width, or divides the width.
 
     Otherwise the largest even divisor of the width up to ``WIDEST``, or 2.
     """
-    like = None if target is None else target.inside.decoder
-    if (
-        like is not None
-        and like.head_dim % 2 == 0
-        and (like.hidden_size == width or width % like.head_dim == 0)
-    ):
+    like = target.inside.decoder
+    fits = like is not None and (like.hidden_size == width or width % like.head_dim == 0)
+    if like is not None and fits and like.head_dim % 2 == 0:
         return like.head_dim
     return max((d for d in range(2, WIDEST + 1, 2) if width % d == 0), default=2)
 
@@ -167,7 +158,11 @@ def facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
 
 def start(config: TransformerConfig, key: Array) -> Params:
     """New parameters. Both residual branches end in zeros: the layer begins as its norm alone."""
-    params = MODULE.new(config, key)
+    return without_branches(MODULE.new(config, key))
+
+
+def without_branches(params: Params) -> Params:
+    """The parameters of a layer, which are changed: both residual branches end in zeros."""
     for module, name in (("attention", "o"), ("mlp", "down")):
         params[module][name] = jax.tree.map(jnp.zeros_like, params[module][name])
     return params
@@ -175,7 +170,7 @@ def start(config: TransformerConfig, key: Array) -> Params:
 
 def build(config: TransformerConfig, dtype: Any = jnp.float32) -> Prefix:
     """The layer as a map of features; ``dtype`` is that of its cache."""
-    return Prefix(Bound(init_cache, config, dtype, 1), Bound(_apply, config), kv.commit)
+    return Prefix(Bound(init_cache, config, dtype, 1), Bound(_apply, config))
 
 
 def init_cache(
@@ -185,7 +180,7 @@ def init_cache(
     batch: int,
     slots: int,
     windows: tuple[int | None, ...] = (),
-) -> kv.KVCache:
+) -> KVCache:
     """An empty cache of so many layers of this shape."""
     return kv.zeros(layers, batch, config.num_kv_heads, slots, config.head_dim, dtype, windows)
 
@@ -194,29 +189,25 @@ def _apply(
     config: TransformerConfig,
     params: ModelParams,
     features: Array,
-    cache: kv.KVCache,
+    cache: KVCache,
     layout: Layout | None = None,
-) -> tuple[Array, kv.KVBlock]:
+) -> tuple[Array, KVBlock]:
     layer = MODULE.merge(config, params.draft["prefix"])
     view = past(cache, features.shape[1], layout)
     x = features.astype(layer.norm.scale.dtype)
     x, k, v = layer(x, rope_angle(config, view.positions), view, stored_at(cache, None, 0))
     x = layer.norm(x)
-    block = kv.KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
+    block = KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
     return x.astype(features.dtype), block
 
 
 def feed(
-    apply: Callable[[Any, Any], tuple[Any, Any]],
-    commit: Callable[..., Any],
-    inputs: Any,
-    count: Array,
-    cache: Any,
+    apply: Callable[..., Any], commit: Callable[..., Any], inputs: Any, count: Array, cache: Any
 ) -> tuple[Any, Any]:
     """Feeds the first count[b] entries of arrays [B,T,...] to an empty cache, ``CHUNK`` at a time.
 
-    ``apply(inputs, cache) -> (outputs, block)``; ``commit`` as in ``Prefix``. Returns the outputs,
-    arrays [B,T,...], and the cache.
+    ``apply(inputs, cache) -> (outputs, block)``; ``commit`` as ``cache.commit``. Returns the
+    outputs, arrays [B,T,...], and the cache.
     """
     batch, size = jax.tree.leaves(inputs)[0].shape[:2]
 
@@ -242,23 +233,11 @@ def feed(
     return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *pieces), cache
 
 
-def layer(
-    width: int, head_dim: int, heads: int, kv_heads: int, inner: int, layers: int = 1
-) -> TransformerConfig:
-    """The shape of Llama layers over features. Raises UserError for an odd ``head_dim``."""
+def layer(width: int, head_dim: int, heads: int, kv_heads: int, inner: int) -> TransformerConfig:
+    """The shape of a Llama layer over features. Raises UserError for an odd ``head_dim``."""
     if head_dim % 2:
         raise UserError(f"head_dim is {head_dim}; rotary positions need an even number")
     # Vocabulary and largest position are 0: the layer has no embeddings and no table of positions.
     return TransformerConfig(
-        "llama",
-        0,
-        width,
-        inner,
-        layers,
-        heads,
-        kv_heads,
-        head_dim,
-        0,
-        norm_eps=EPS,
-        rope_theta=THETA,
+        *("llama", 0, width, inner, 1, heads, kv_heads, head_dim, 0), norm_eps=EPS, rope_theta=THETA
     )

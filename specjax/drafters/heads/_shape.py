@@ -33,8 +33,9 @@ def config_of(
     """
     width = getattr(keys, "width", 0) or given.ends.width
     if given.params is None:
-        sizes = keys.head_dim, keys.heads, keys.kv_heads, keys.inner, getattr(keys, "layers", 0)
-        return dataclasses.replace(_prefix.new(width, target, *sizes), qk_norm=keys.qk_norm)
+        one = _prefix.new(width, target, keys.head_dim, keys.heads, keys.kv_heads, keys.inner)
+        layers = getattr(keys, "layers", 0) or 1
+        return dataclasses.replace(one, num_layers=layers, qk_norm=keys.qk_norm)
     leaves: dict[Any, Any] = flatten_dict(given.params if module is None else module)
     layer, where = given.config, f"the {name} network"
     if not layer:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.drafters.files.draft_vocabulary import check_tokens
 from specjax.errors import UserError
+from specjax.types import Array
 
 
-def spread(ids: np.ndarray | None, logits: jax.Array, vocab_size: int) -> jax.Array:
+def spread(ids: np.ndarray | None, logits: Array, vocab_size: int) -> Array:
     """f[...,V_d] -> f[...,V]: the logits at their tokens, -inf at all others.
 
     ``ids`` i32[V_d] ascending; None: the logits are of all tokens and stay as they are.
@@ -30,12 +30,12 @@ def spread(ids: np.ndarray | None, logits: jax.Array, vocab_size: int) -> jax.Ar
     return jnp.take(padded, jnp.asarray(place), axis=-1)
 
 
-def gather(ids: np.ndarray | None, logits: jax.Array) -> jax.Array:
+def gather(ids: np.ndarray | None, logits: Array) -> Array:
     """f[...,V] -> f[...,V_d]: the logits of the draft vocabulary."""
     return logits if ids is None else jnp.take(logits, jnp.asarray(ids), axis=-1)
 
 
-def place_of(ids: np.ndarray | None, tokens: jax.Array, vocab_size: int) -> jax.Array:
+def place_of(ids: np.ndarray | None, tokens: Array, vocab_size: int) -> Array:
     """i32[...]: the places of tokens in the draft vocabulary, -1 for others."""
     if ids is None:
         return tokens

@@ -374,8 +374,8 @@ def loss(
     own, target_logits = both_logits(adapter, target, ModelParams(target_params, params), batch)
     target_logits = jax.lax.stop_gradient(target_logits)
     labels, counted = _along_text.label(batch, 1)
-    terms = _depth_loss.terms_of(keys, counted.sum())
-    value, sizes, _ = _depth_loss.compare(terms, own, target_logits, labels, counted)
+    first = jnp.maximum(counted.sum(), 1)
+    value, sizes, _ = _depth_loss.compare(keys, first, own, target_logits, labels, counted)
     alpha = _depth_loss.mean(divergences.overlap(target_logits, own), counted)
     weight = jnp.float32(sizes.pop("labels"))
     return value, {**sizes, "alpha": alpha, "weight": weight}

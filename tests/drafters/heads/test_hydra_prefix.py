@@ -14,6 +14,7 @@ from internals import heads_heads as _heads
 from internals import heads_prefix as _prefix
 
 from specjax import accept, decode, drafters, rng, sampling, testing
+from specjax import cache as kv
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import lm
@@ -120,7 +121,7 @@ def test_prefix_cache_across_rounds(decoder, monkeypatch):
         hidden = lm.forward(model, params.target, tokens).hidden
         cache = heads.prefix.init_cache(*tokens.shape)
         features, block = heads.prefix.apply(params, hidden, cache)
-        return features, heads.prefix.commit(cache, block, jnp.full(len(tokens), tokens.shape[1]))
+        return features, kv.commit(cache, block, jnp.full(len(tokens), tokens.shape[1]))
 
     features, cache = one_pass(params)
     own = state.draft.kept.cache

@@ -161,7 +161,7 @@ def last_feature(drafter):
             last = jnp.clip(context.length - 2 - kept.cache.length, 0)[:, None, None]
             newest = jnp.take_along_axis(kept.features, last, 1)
             wrong = with_methods(network, masked=lambda self, params: newest)
-            return _network_drafter._begin_parallel(wrong, VOCAB, TOKENS, params, context, kept)
+            return _network_drafter._begin_parallel(wrong, TOKENS, params, context, kept)
 
         return right._replace(begin=begin)
 
@@ -181,7 +181,7 @@ def with_layout(change):
 
         def begin(params, context, kept):
             other = with_methods(network, apply=apply)
-            return _network_drafter._begin_parallel(other, VOCAB, TOKENS, params, context, kept)
+            return _network_drafter._begin_parallel(other, TOKENS, params, context, kept)
 
         return with_stepper(drafter, lambda right: right._replace(begin=begin))
 

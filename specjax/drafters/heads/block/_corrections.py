@@ -35,7 +35,7 @@ import numpy as np
 from specjax import sampling
 from specjax.models.layers import affine, in_float32, matmul
 from specjax.models.transformer_config import TransformerConfig
-from specjax.types import ModelParams, Params
+from specjax.types import Array, ModelParams, Params
 
 CONTEXTS = ("shared", "mixed")
 CORRECTIONS = ("none", "markov", "gated", "rnn", "gru", "selector", "refiner")
@@ -96,19 +96,19 @@ class BlockShape:
 class Given(NamedTuple):
     """What a correction reads at one depth; leading dimensions [...] are free."""
 
-    tokens: jax.Array  # i32[...] the token before
-    hidden: jax.Array  # [...,D] the output at the place that predicts
-    logits: jax.Array  # f[...,V_d] the block's own
+    tokens: Array  # i32[...] the token before
+    hidden: Array  # [...,D] the output at the place that predicts
+    logits: Array  # f[...,V_d] the block's own
     depth: Any  # of the token that is predicted, from 0
 
 
 class Corrected(NamedTuple):
     """One depth after its correction."""
 
-    logits: jax.Array  # f[...,V_d]
-    state: jax.Array  # [...,S]
-    confidence: jax.Array | None  # f32[...] before the sigmoid; None: there is none
-    factor: jax.Array | None = None  # [...,R] of a selector, for the rows of candidates
+    logits: Array  # f[...,V_d]
+    state: Array  # [...,S]
+    confidence: Array | None  # f32[...] before the sigmoid; None: there is none
+    factor: Array | None = None  # [...,R] of a selector, for the rows of candidates
 
 
 def state_width(shape: BlockShape) -> int:
@@ -150,7 +150,7 @@ def shapes(shape: BlockShape) -> dict[str, Any]:
     return own
 
 
-def new(shape: BlockShape, key: jax.Array) -> Params:
+def new(shape: BlockShape, key: Array) -> Params:
     """New parameters: normal with standard deviation 0.02; the last map and biases are zeros.
 
     So training begins with the block's own logits. As published, the selector has no zeros, and the
@@ -180,8 +180,8 @@ def sizes_of(params: Params) -> dict[str, int]:
 
 
 def begin(
-    shape: BlockShape, params: ModelParams, state: jax.Array, outputs: jax.Array, token: jax.Array
-) -> jax.Array:
+    shape: BlockShape, params: ModelParams, state: Array, outputs: Array, token: Array
+) -> Array:
     """The state [...,S] before the first token, from zeros.
 
     ``outputs`` [...,F,D] of all places of the block, ``token`` i32[...] before the pending one.
@@ -192,16 +192,15 @@ def begin(
     mean = matmul(outputs.mean(-2), own["mean"]["kernel"]).astype(state.dtype)
     rows = rows.at[..., -1, :].set(mean)
     if not shape.anchor:
-        read = _refiner_input(shape, own, mean, token, outputs[..., 0, :])
-        rows = rows.at[..., 0, :].set(read)
+        rows = rows.at[..., 0, :].set(_refiner_input(shape, own, mean, token, outputs[..., 0, :]))
     return rows.reshape(state.shape)
 
 
 def step(
     shape: BlockShape,
-    embed: Callable[[ModelParams, jax.Array], jax.Array],
+    embed: Callable[[ModelParams, Array], Array],
     params: ModelParams,
-    state: jax.Array,
+    state: Array,
     given: Given,
 ) -> Corrected:
     """One depth. ``state`` [...,S] is that of the depth before, zeros at the first."""
@@ -235,9 +234,7 @@ def step(
     return Corrected(logits, state, sure, factor)
 
 
-def _markov(
-    kind: str, own: Params, state: jax.Array, row: jax.Array, hidden: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _markov(kind: str, own: Params, state: Array, row: Array, hidden: Array) -> tuple[Array, Array]:
     """(what is added to the logits, the state)."""
     row = row.astype(hidden.dtype)
     if kind == "gated":
@@ -251,27 +248,27 @@ def _markov(
     return in_float32(matmul(row, own["out"]["kernel"])), state
 
 
-def selector_factor(shape: BlockShape, own: Params, given: Given) -> jax.Array:
+def selector_factor(shape: BlockShape, own: Params, given: Given) -> Array:
     """[...,R]: what the rows of candidates are multiplied with."""
     row = own["before"][jnp.clip(given.tokens, 0, shape.vocab - 1)]
     read = matmul(given.hidden, own["hidden"]["kernel"])
     return row.astype(read.dtype) * read
 
 
-def selector_scores(own: Params, factor: jax.Array, logits: jax.Array, ids: jax.Array) -> jax.Array:
+def selector_scores(own: Params, factor: Array, logits: Array, ids: Array) -> Array:
     """f[...,C]: the logits of the tokens ``ids`` i32[...,C] with the selector's change."""
     change = jnp.einsum("...r,...cr->...c", factor, own["after"][ids].astype(factor.dtype))
     return jnp.take_along_axis(logits, ids, -1) + in_float32(change).astype(logits.dtype)
 
 
-def _rows(shape: BlockShape, state: jax.Array) -> jax.Array:
+def _rows(shape: BlockShape, state: Array) -> Array:
     """The refiner's state [...,S] as [...,F+1,R]: a row for each place, and that of the mean."""
     return state.reshape(*state.shape[:-1], -1, shape.rank)
 
 
 def _refiner_input(
-    shape: BlockShape, own: Params, mean: jax.Array, tokens: jax.Array, hidden: jax.Array
-) -> jax.Array:
+    shape: BlockShape, own: Params, mean: Array, tokens: Array, hidden: Array
+) -> Array:
     """[...,R]: a place's part, before the mixture of places."""
     row = own["table"][jnp.clip(tokens, 0, shape.vocab - 1)]
     parts = matmul(hidden, own["hidden"]["kernel"]), mean, row
@@ -279,9 +276,7 @@ def _refiner_input(
     return matmul(read, own["in"]["kernel"]).astype(mean.dtype)
 
 
-def _refined(
-    shape: BlockShape, own: Params, state: jax.Array, given: Given
-) -> tuple[jax.Array, jax.Array]:
+def _refined(shape: BlockShape, own: Params, state: Array, given: Given) -> tuple[Array, Array]:
     """(what is added to the logits, the state)."""
     rows, place = _rows(shape, state), given.depth + shape.first
     x = _refiner_input(shape, own, rows[..., -1, :], given.tokens, given.hidden)
@@ -290,11 +285,10 @@ def _refined(
     x = x + jnp.einsum("rj,...jr->...r", own["mix"][:, place].astype(x.dtype), rows[..., :-1, :])
     inner = jax.nn.silu(matmul(x, own["gate"]["kernel"])) * matmul(x, own["up"]["kernel"])
     x = (x + matmul(inner, own["down"]["kernel"])).astype(given.hidden.dtype)
-    change = in_float32(matmul(x, own["readout"]["kernel"]))
-    return change, rows.reshape(state.shape)
+    return in_float32(matmul(x, own["readout"]["kernel"])), rows.reshape(state.shape)
 
 
-def gru(own: Params, state: jax.Array, x: jax.Array) -> jax.Array:
+def gru(own: Params, state: Array, x: Array) -> Array:
     """The state [...,G] after x [...,D]: a GRU without biases, in the order of PyTorch's gates."""
     reset, update, new_x = jnp.split(matmul(x, own["w"]), 3, -1)
     reset_s, update_s, new_s = jnp.split(matmul(state, own["u"]), 3, -1)

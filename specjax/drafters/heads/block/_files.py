@@ -190,16 +190,13 @@ class BlockFiles(Codec):
         path, raw = found.where, found.config
         method = check_method(path, raw, self.kind, _METHODS)
         flat, layer = _flat(path, raw)
-        own = object_of(raw, OWN, path)
         _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
         theta, scaling = decoder_layers.rope_of(path, layer)
         config |= {"rope_theta": theta, "rope_scaling": scaling}
         config["block_size"] = flat.get("block_size", 8 if method else 16)
-        taps = _taps(path, flat, own)
-        config |= {} if taps is None else {IDS: taps}
-        mask = mask_id_of(path, flat)
-        config |= {} if mask is None else {"mask_token_id": mask}
+        taps = _taps(path, flat, object_of(raw, OWN, path))
+        config |= _given({IDS: taps, "mask_token_id": mask_id_of(path, flat)})
         causal = agreed(path, {key: switch(path, flat, key) for key in _CAUSAL})
         # Where it is not stated, programs take sliding layers for causal and full ones not.
         stated = causal is not None
@@ -215,42 +212,36 @@ class BlockFiles(Codec):
         return leaves, config | {"hidden_size": sizes["D"], "model_type": self.kind}
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
-        parts, markov = _parts(leaves), ("markov", "table") in leaves
-        attention, anchor = ("layers", "0", "attention"), config.get("sample_from_anchor")
+        parts, attention = _parts(leaves), ("layers", "0", "attention")
+        markov, gru, anchor = "markov" in parts, "gru" in parts, config.get("sample_from_anchor")
         sliding = "sliding_attention" in (config.get("layer_types") or ())
-        simple, library = engine in _SIMPLE, engine in ("vllm", "speculators")
-        masks = anchor and not markov and "gru" not in parts and engine not in _ANCHORED
+        simple, sglang = engine in _SIMPLE, "sglang" in engine
+        # Of engines that have DFlash 2 or xPress it is not known which keys they read.
+        unread = parts & {"conv", "selector", "refiner"} and engine != "speculators"
+        late = gru and config.get("pure_draft_prefix_len") != 1
+        kinds = parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
+        masks = anchor and not markov and not gru and engine not in _ANCHORED
+        causal = config.get("causal_head") and engine != "vllm"
+        full = sliding and engine == "sglang" and not config.get("causal_sliding")
+        ends = parts & {"head", "embed"} and engine not in ("vllm", "speculators")
         return {
-            # Of engines that have DFlash 2 or xPress it is not known which keys they read.
-            "it has no convolutions, selector or refiner that it reads from such files": (
-                parts & {"conv", "selector", "refiner"} and engine != "speculators"
-            ),
+            "it has no convolutions, selector or refiner that it reads from such files": unread,
             "its layer has norms of queries and keys; train with qk_norm=true": (
                 (*attention, "q_norm", "scale") not in leaves
             ),
             "its attention has no biases": simple and (*attention, "q", "bias") in leaves,
-            "it has no correction by a GRU": "gru" in parts and engine != "sglang",
-            "its GRU corrects from the second place on; train with plain=1": (
-                "gru" in parts and config.get("pure_draft_prefix_len") != 1
-            ),
+            "it has no correction by a GRU": gru and engine != "sglang",
+            "its GRU corrects from the second place on; train with plain=1": late,
             "it has no correction": markov and simple and engine != "sglang-jax",
-            "its correction has no gate and no state; train with correction=markov": (
-                parts & {"gate", "joint"} and engine in ("vllm", "sglang-jax")
-            ),
+            "its correction has no gate and no state; train with correction=markov": kinds,
             "the place before the masks predicts where it corrects; train with anchor=true": (
-                markov and "sglang" in engine and not anchor
+                markov and sglang and not anchor
             ),
             "its first mask predicts; train with anchor=false": masks,
-            "its blocks are not causal; train with causal=false": (
-                config.get("causal_head") and engine != "vllm"
-            ),
+            "its blocks are not causal; train with causal=false": causal,
             "its layers have no window; train with window=0": sliding and simple,
-            "its sliding layers are causal; train with causal_sliding=true": (
-                sliding and engine == "sglang" and not config.get("causal_sliding")
-            ),
-            "it takes the target's embedding and LM head, and these have their own": (
-                parts & {"head", "embed"} and not library
-            ),
+            "its sliding layers are causal; train with causal_sliding=true": full,
+            "it takes the target's embedding and LM head, and these have their own": ends,
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
@@ -263,9 +254,9 @@ class BlockFiles(Codec):
 
     def encode(self, layout: str, leaves: Leaves, config: Config, facts: Facts) -> Written:
         maps = {}
-        if config.get("draft_ids") is not None:
+        if (ids := config.get("draft_ids")) is not None:
             width = leaves["head", "kernel"].shape[1]
-            maps = draft_vocabulary.tensors_of(config["draft_ids"], width, config["vocab_size"])
+            maps = draft_vocabulary.tensors_of(ids, width, config["vocab_size"])
         own = {OWN: {"kind": self.kind, "layout": layout, "taps": config.get(IDS)}}
         if layout == "dflash":
             flat = {key: x for key, x in config.items() if key != "draft_ids"} | facts()
@@ -279,7 +270,6 @@ class BlockFiles(Codec):
             flat |= _layer(leaves, config) | {"dflash_config": nested}
             name = "DFlash2DraftModel" if "selector_rank" in nested else "DFlashDraftModel"
             return flat | {"architectures": [name]} | own, maps
-        kept = {key: value for key, value in config.items() if key not in _MADE}
         if not config.get(IDS):
             raise UserError(f"{IDS} is missing; give the layers that the network reads")
         taps = [int(tap) for tap in config[IDS]]
@@ -287,9 +277,9 @@ class BlockFiles(Codec):
         # The speculators library takes another number for a missing key.
         head = leaves.get(("head", "kernel"))
         vocab = layer.get("vocab_size") if head is None else head.shape[1]
-        method |= {} if vocab is None else {"draft_vocab_size": vocab}
-        for key in (*layer, *method, IDS):
-            kept.pop(key, None)
+        method |= _given({"draft_vocab_size": vocab})
+        made = {*_MADE, IDS, *layer, *method}
+        kept = {key: value for key, value in config.items() if key not in made}
         if layout == "speculators":
             name = _library_name(leaves)
             method |= {"speculators_model_type": name, AUX: [tap + 1 for tap in taps]}
@@ -311,15 +301,18 @@ class BlockFiles(Codec):
         return kept | layer | outside | {"architectures": ["DFlashDraftModel"]} | own, maps
 
 
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the keys of the method, the keys of the layers). Raises UserError if they differ."""
     nested = object_of(raw, "dflash_config", path)
-    flat = {key: value for key, value in raw.items() if value is not None}
     check_equal(path, raw, "dflash_config", nested, nested)
-    flat |= {key: value for key, value in nested.items() if value is not None}
+    flat = _given(raw) | _given(nested)
     for key, names in _ALIASES.items():
-        value = agreed(path, {name: flat.get(name) for name in names})
-        flat |= {} if value is None else {key: value}
+        flat |= _given({key: agreed(path, {name: flat.get(name) for name in names})})
     if "transformer_layer_config" not in raw:
         return flat, flat
     # The library stores what differs from the defaults of transformers.
@@ -436,7 +429,7 @@ def _vocabulary(
     if vocab is None and layer.get("vocab_size") is not None:
         vocab = value_of(layer, "vocab_size", int, None, path)
     ids = draft_vocabulary.ids_of(path, maps.get("d2t"), maps.get("t2d"), width, vocab)
-    return {"vocab_size": vocab or width} | ({} if ids is None else {"draft_ids": ids})
+    return {"vocab_size": vocab or width} | _given({"draft_ids": ids})
 
 
 def _only_here(leaves: Leaves, config: Mapping[str, Any]) -> bool:
@@ -490,4 +483,4 @@ def _layer(leaves: Leaves, config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("causal_head") or ("layer_types" in made and not config.get("causal_sliding")):
         made["is_causal"] = bool(config.get("causal_head"))
     vocab = _shown_vocabulary(leaves) or config.get("vocab_size")
-    return made | ({} if vocab is None else {"vocab_size": vocab})
+    return made | _given({"vocab_size": vocab})

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax import cache as kv
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
 from specjax.drafters.files import Ends
@@ -36,7 +35,7 @@ from specjax.models.attention import Past, past, rope_angle, stored
 from specjax.models.layers import Linear, Module, Norm, at_least, linear_options
 from specjax.models.transformer import Block
 from specjax.tree import Layout
-from specjax.types import ModelParams, Params
+from specjax.types import Array, ModelParams, Params
 
 
 class _Convolutions(nnx.Module):
@@ -53,14 +52,14 @@ class _Convolutions(nnx.Module):
         kw["kernel_init"] = nnx.initializers.zeros_init()
         self.project = Linear(width, 2 * self.taps * (width // self.group), **kw)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """[B,F,D] -> [2,B,F,taps,D]."""
         change = self.project(x).reshape(*x.shape[:2], 2, self.taps, -1)
         kernels = self.base[...].astype(x.dtype) + jnp.repeat(change, self.group, -1)
         return jnp.moveaxis(kernels, 2, 0)
 
 
-def _convolved(x: jax.Array, kernels: jax.Array) -> jax.Array:
+def _convolved(x: Array, kernels: Array) -> Array:
     """[B,F,D]: of each place itself and the ones before it in the block, zeros before the first."""
     size, total = x.shape[1], jnp.zeros_like(x)
     for tap in range(kernels.shape[2]):
@@ -84,7 +83,7 @@ class _Layer(Block):
             self.attention_conv = _Convolutions(shape, dtype, rngs)
             self.mlp_conv = _Convolutions(shape, dtype, rngs)
 
-    def _attended(self, x: jax.Array, angle: jax.Array | None, past: Past, stored: Any):
+    def _attended(self, x: Array, angle: Array | None, past: Past, stored: Any):
         if not hasattr(self, "attention_conv"):
             return super()._attended(x, angle, past, stored)
         read = self.attention_norm(x)
@@ -92,21 +91,19 @@ class _Layer(Block):
         attended, *own = self.attention(_convolved(read, before), angle, past, stored)
         return _convolved(attended, after), *own
 
-    def _fed(self, read: jax.Array) -> jax.Array:
+    def _fed(self, read: Array) -> Array:
         if not hasattr(self, "mlp_conv"):
             return super()._fed(read)
         normed = self.mlp_norm(read)
         before, after = self.mlp_conv(normed)
         return _convolved(self.mlp(_convolved(normed, before)), after)
 
-    def read(self, context: jax.Array, angle: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def read(self, context: Array, angle: Array | None) -> tuple[Array, Array]:
         """[B,T,D] -> keys and values [B,T,H,head_dim] of the committed text."""
         own = self.attention
-        to_k, to_v = (
-            (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
-        )
+        maps = (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
         shape = (*context.shape[:2], own.kv_heads, own.width)
-        k, v = to_k(context).reshape(shape), to_v(context).reshape(shape)
+        k, v = (to(context).reshape(shape) for to in maps)
         if own.qk_norm == "head":
             k = own.k_norm(k)
         if angle is None or own.rope is None:
@@ -130,25 +127,20 @@ class BlockNet(nnx.Module):
         )
         self.norm = Norm(config, dtype)
 
-    def read(self, taps: jax.Array, angle: jax.Array | None) -> tuple[tuple, tuple]:
+    def read(self, taps: Array, angle: Array | None) -> tuple[tuple, tuple]:
         """Taps [B,T,n,D] -> the keys and the values of every layer, [B,T,H,head_dim] each."""
         if hasattr(self, "fc"):
             shared = self.hidden_norm(self.fc(taps.reshape(*taps.shape[:-2], -1)))
             contexts = [shared] * len(self.layers)
         else:
             weights = jax.nn.softmax(self.mix[...], -1)
-            mixed = self.hidden_norm(jnp.einsum("ln,btnd->lbtd", weights, taps))
-            contexts = list(mixed)
+            contexts = list(self.hidden_norm(jnp.einsum("ln,btnd->lbtd", weights, taps)))
         pairs = [self.layers[str(i)].read(each, angle) for i, each in enumerate(contexts)]
         return tuple(zip(*pairs, strict=True))  # pyright: ignore[reportReturnType]
 
     def __call__(
-        self,
-        x: jax.Array,
-        angle: jax.Array | None,
-        views: Sequence[Past],
-        cache: KVCache,
-    ) -> jax.Array:
+        self, x: Array, angle: Array | None, views: Sequence[Past], cache: KVCache
+    ) -> Array:
         """[B,F,D] -> [B,F,D]; the text is in ``cache``, and each layer has a view of it."""
         for index, view in enumerate(views):
             x, _, _ = self.layers[str(index)](x, angle, view, stored(cache, None, index))
@@ -167,15 +159,13 @@ class Net(NamedTuple):
     ids: np.ndarray | None = None  # i32[V_d] the token of each logit; None: all tokens
 
 
-def init_cache(net: Net, batch: int, slots: int) -> kv.KVCache:
+def init_cache(net: Net, batch: int, slots: int) -> KVCache:
     """An empty cache of the committed text."""
     config = net.shape.config
     return _prefix.init_cache(config, net.dtype, config.num_layers, batch, slots, config.windows)
 
 
-def read(
-    net: Net, params: ModelParams, taps: tuple[jax.Array, ...], positions: jax.Array
-) -> kv.KVBlock:
+def read(net: Net, params: ModelParams, taps: tuple[Array, ...], positions: Array) -> KVBlock:
     """The keys and values of T tokens of the text, from their taps [B,T,D] each.
 
     ``positions`` i32[B,T].
@@ -183,16 +173,10 @@ def read(
     angle = rope_angle(net.shape.config, positions)
     stacked = jnp.stack(taps, -2).astype(at_least(net.dtype, params.draft))
     k, v = _merge(net, params).read(stacked, angle)
-    return kv.KVBlock(k, v, v[-1][..., 0, 0].astype(jnp.float32))
+    return KVBlock(k, v, v[-1][..., 0, 0].astype(jnp.float32))
 
 
-def draft(
-    net: Net,
-    params: ModelParams,
-    pending: jax.Array,
-    tokens: int,
-    cache: kv.KVCache,
-) -> jax.Array:
+def draft(net: Net, params: ModelParams, pending: Array, tokens: int, cache: KVCache) -> Array:
     """[B,F,D]: the outputs of a block of K tokens after ``pending`` i32[B] and the cached text.
 
     The last K of the F places predict one token each.
@@ -222,11 +206,11 @@ def along(
     net: Net,
     params: ModelParams,
     text: KVBlock,
-    starts: jax.Array,
-    pending: jax.Array,
-    places: jax.Array,
+    starts: Array,
+    pending: Array,
+    places: Array,
     tokens: int,
-) -> jax.Array:
+) -> Array:
     """[B,P,F,D]: ``draft`` behind each of the places i32[B,P] of a text.
 
     ``text`` has the keys and values of its T tokens, and position t is that of token t. ``pending``
@@ -234,7 +218,7 @@ def along(
     """
     keys, values = (tuple(x.swapaxes(1, 2) for x in each) for each in (text.k, text.v))
 
-    def behind(place: jax.Array, start: jax.Array, token: jax.Array) -> jax.Array:
+    def behind(place: Array, start: Array, token: Array) -> Array:
         cache = KVCache(keys, values, place + 1, net.shape.config.windows, source=start)
         return draft(net, params, token, tokens, cache)
 
@@ -242,13 +226,13 @@ def along(
 
 
 def correct(
-    net: Net, params: ModelParams, state: jax.Array, given: corrections.Given
+    net: Net, params: ModelParams, state: Array, given: corrections.Given
 ) -> corrections.Corrected:
     """One depth of the draft, see ``_corrections.step``."""
     return corrections.step(net.shape, Bound(embed, net.ends), params, state, given)
 
 
-def first_state(net: Net, params: ModelParams, outputs: jax.Array, token: jax.Array) -> jax.Array:
+def first_state(net: Net, params: ModelParams, outputs: Array, token: Array) -> Array:
     """[...,S]: the state of a correction before the first token of blocks with these outputs.
 
     ``outputs`` [...,F,D], ``token`` i32[...] before the pending one.
@@ -259,7 +243,7 @@ def first_state(net: Net, params: ModelParams, outputs: jax.Array, token: jax.Ar
     return corrections.begin(net.shape, params, state, outputs, token)
 
 
-def start(shape: BlockShape, target_params: Params, key: jax.Array) -> Params:
+def start(shape: BlockShape, target_params: Params, key: Array) -> Params:
     """New parameters; none of them is the target's."""
     keys = jax.random.split(key, 3)
     params = MODULE.new(shape, keys[0]) | corrections.new(shape, keys[1])

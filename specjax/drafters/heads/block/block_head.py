@@ -34,15 +34,16 @@ from flax import struct
 from specjax import cache as kv
 from specjax import declare, sampling
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.declare import key
 from specjax.divergences import overlap
-from specjax.drafters import _foresee, files, growth
+from specjax.drafters import files, growth
 from specjax.drafters.files import Given
 from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix, _shape, _vocabulary
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
-from specjax.drafters.heads._depth_loss import DepthKeys, Terms
+from specjax.drafters.heads._depth_loss import DepthKeys
 from specjax.drafters.heads.block import _network as network
 from specjax.drafters.heads.block._corrections import (
     CONTEXTS,
@@ -71,7 +72,6 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Training,
     Verdict,
 )
 
@@ -86,10 +86,7 @@ REFERENCE = (
 )
 
 # Name of a target -> a head for it on the Hub.
-RELEASED = {
-    "Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
-    "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
-}
+RELEASED = {"Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16", "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16"}
 
 NAME = "block_head"
 # The keys of config.json are those of DFlash's files, at the top level or in ``dflash_config``.
@@ -210,9 +207,7 @@ class Keys(StackedKeys):
         part="confidence",
     )
     window: int = key(
-        0,
-        "how many positions each layer but the last one attends to; 0: to all",
-        least=0,
+        0, "how many positions each layer but the last one attends to; 0: to all", least=0
     )
     mask_id: int | None = key(
         None,
@@ -241,7 +236,26 @@ def make(target: LM, keys: Keys) -> Drafter:
         stored = _vocabulary.listed(given.config.get("draft_ids"))
         ids = _vocabulary.ids_of(stored, shape.head, target.vocab_size)
     net = Net(shape, given.ends, dtype_of(given.params), ids)
-    return build(target, net, keys, given, _facts(shape, ids))
+    independent = shape.correction == "none"
+    chain, drafted = shapes.chain(shape.positions), shape.candidates or shape.drafted
+    accuracy = given.config.get("accuracy")
+    method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
+    plan, tapped = growth.read(method, keys), target.with_taps(shape.taps)
+    parts = Bound(loss, net, tapped), Bound(network.start, shape), Bound(along, net, tapped)
+    training = _along_text.training(*parts, plan, _facts(shape, ids))
+    stepper = Stepper(
+        init=Bound(_init, net),
+        begin=Bound(_begin, net, plan.growth.depth),
+        step=Bound(_step, net),
+        commit=Bound(_commit, net),
+        looped=True,
+        independent=independent,
+        lazy=True,
+        confidence=_confidence if shape.confidence else None,
+    )
+    own = given.init_params(NAME)
+    drafter = growth.build(NAME, stepper, plan, own, training=training, features=True)
+    return drafter._replace(taps=shape.taps)
 
 
 def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
@@ -299,27 +313,23 @@ def _shape_of(target: LM, given: Given, keys: Keys, asked: Keys) -> BlockShape:
     return shape
 
 
-def _facts(shape: BlockShape, ids: np.ndarray | None = None) -> tuple[tuple[str, Any], ...]:
+def _facts(shape: BlockShape, ids: np.ndarray | None) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold in addition to the tensors."""
-    own: list[tuple[str, Any]] = [
+    windows = shape.config.windows
+    own = (
         ("block_size", shape.fed(shape.positions)),
         ("target_layer_ids", shape.taps),
         ("causal_head", shape.causal),
         ("sample_from_anchor", shape.anchor),
-    ]
-    own += [("causal_sliding", True)] if shape.causal_sliding else []
-    if shape.correction == "gru":
-        own.append(("pure_draft_prefix_len", shape.plain))
-    if shape.candidates:
-        own.append(("selector_top_k", shape.candidates))
-    if shape.mask_id is not None:
-        own.append(("mask_token_id", shape.mask_id))
-    own += _vocabulary.facts(ids, shape.vocab)
-    windows = shape.config.windows
-    if windows:
-        own.append(("sliding_window", next(filter(None, windows))))
-        own.append(("layer_types", tuple(SLIDING if each else FULL for each in windows)))
-    return (*layer_facts(shape.config), *own)
+        ("causal_sliding", shape.causal_sliding or None),
+        ("pure_draft_prefix_len", shape.plain if shape.correction == "gru" else None),
+        ("selector_top_k", shape.candidates or None),
+        ("mask_token_id", shape.mask_id),
+        *_vocabulary.facts(ids, shape.vocab),
+        ("sliding_window", next(filter(None, windows), None)),
+        ("layer_types", tuple(SLIDING if each else FULL for each in windows) or None),
+    )
+    return (*layer_facts(shape.config), *((key, value) for key, value in own if value is not None))
 
 
 def _check_effects(drafts: int, block: int, plain: int, correction: str, asked: Keys) -> None:
@@ -399,84 +409,34 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
 class Block(struct.PyTreeNode):
     """What a round's pass over the block leaves for all depths."""
 
-    logits: jax.Array  # f[B,K,V] without a correction
-    hidden: jax.Array  # [B,K,D]
+    logits: Array  # f[B,K,V] without a correction
+    hidden: Array  # [B,K,D]
 
 
 class Memory(struct.PyTreeNode):
     """What the children of nodes read."""
 
-    state: jax.Array  # [B,P,S] of the correction
-    confidence: jax.Array | None  # f32[B,P] that the next token is accepted
+    state: Array  # [B,P,S] of the correction
+    confidence: Array | None  # f32[B,P] that the next token is accepted
 
 
-def build(
-    target: LM,
-    net: Net,
-    keys: StackedKeys,
-    given: Given,
-    facts: tuple[tuple[str, Any], ...],
-) -> Drafter:
-    """The drafter of a network; without keys, a sampled chain of full length.
-
-    ``facts`` are what config.json must hold in addition to the tensors.
-
-    L1 with a rule that takes its siblings. Raises UserError for keys that do not fit.
-    """
-    shape = net.shape
-    independent = shape.correction == "none"
-    chain = shapes.chain(shape.positions)
-    accuracy = given.config.get("accuracy")
-    drafted = shape.candidates or shape.drafted
-    method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
-    plan = growth.read(method, keys)
-    tapped = target.with_taps(shape.taps)
-    training = Training(
-        loss=Bound(loss, net, tapped),
-        start=Bound(network.start, shape),
-        **_foresee.forecasts(Bound(along, net, tapped), plan),
-        facts=facts,
-    )
-    stepper = Stepper(
-        init=Bound(_init, net),
-        begin=Bound(_begin, net, plan.growth.depth),
-        step=Bound(_step, net),
-        commit=Bound(_commit, net),
-        looped=True,
-        independent=independent,
-        lazy=True,
-        confidence=_confidence if shape.confidence else None,
-    )
-    drafter = growth.build(
-        NAME,
-        stepper,
-        plan,
-        given.init_params(NAME),
-        training=training,
-        features=True,
-    )
-    return drafter._replace(taps=shape.taps)
-
-
-def _init(
-    net: Net, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> kv.KVCache:
-    batch, size = target_out.hidden.shape[:2]
+def _init(net: Net, params: ModelParams, context: Context, out: Output, slots: int) -> KVCache:
+    batch, size = out.hidden.shape[:2]
     cache = network.init_cache(net, batch, slots)
     if not size:
         return cache
     feed = Bound(_feed, net, params)
-    return _prefix.feed(feed, kv.commit, target_out.taps, context.length - 1, cache)[1]
+    return _prefix.feed(feed, kv.commit, out.taps, context.length - 1, cache)[1]
 
 
 def _feed(
-    net: Net, params: ModelParams, taps: tuple[jax.Array, ...], cache: kv.KVCache
-) -> tuple[None, kv.KVBlock]:
+    net: Net, params: ModelParams, taps: tuple[Array, ...], cache: KVCache
+) -> tuple[None, KVBlock]:
     positions = cache.length[:, None] + jnp.arange(taps[0].shape[1])
     return None, network.read(net, params, taps, positions)
 
 
-def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: kv.KVCache) -> Begun:
+def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: KVCache) -> Begun:
     """``Stepper.begin``: one pass over the block of ``depth`` tokens.
 
     A row whose text has one token cannot draft: there are no taps to read.
@@ -493,7 +453,7 @@ def _begin(net: Net, depth: int, params: ModelParams, context: Context, cache: k
 
 def _step(
     net: Net, params: ModelParams, block: Block, nodes: Nodes, above: Memory
-) -> tuple[jax.Array, Memory]:
+) -> tuple[Array, Memory]:
     """``Stepper.step``: the memory of a node is the correction's state after its token."""
     state = growth.at(above.state, nodes.parents)
     state = jnp.broadcast_to(state, (*nodes.tokens.shape, state.shape[-1]))
@@ -501,11 +461,11 @@ def _step(
 
 
 def _depth(
-    net: Net, params: ModelParams, block: Block, state: jax.Array, tokens: jax.Array, depth: Any
-) -> tuple[jax.Array, Memory]:
+    net: Net, params: ModelParams, block: Block, state: Array, tokens: Array, depth: Any
+) -> tuple[Array, Memory]:
     """The logits f[B,n,V] after n nodes, ``depth`` tokens after the pending one; their memory."""
 
-    def at_nodes(x: jax.Array) -> jax.Array:
+    def at_nodes(x: Array) -> Array:
         return jnp.broadcast_to(x[:, depth][:, None], (*tokens.shape, x.shape[-1]))
 
     before = Before(tokens, at_nodes(block.hidden), at_nodes(block.logits), depth)
@@ -515,22 +475,17 @@ def _depth(
     return logits, Memory(after.state, None if sure is None else jax.nn.sigmoid(sure))
 
 
-def _confidence(memory: Memory) -> jax.Array:
+def _confidence(memory: Memory) -> Array:
     """``Stepper.confidence``."""
     assert memory.confidence is not None
     return memory.confidence
 
 
 def _commit(
-    net: Net,
-    params: ModelParams,
-    cache: kv.KVCache,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
-) -> kv.KVCache:
+    net: Net, params: ModelParams, cache: KVCache, drafted: None, verdict: Verdict, out: Output
+) -> KVCache:
     """Appends the pending token and the accepted nodes, without the newest token."""
-    taps = growth.fed_to_target(target_out.taps, verdict)
+    taps = growth.fed_to_target(out.taps, verdict)
     return kv.commit(cache, _feed(net, params, taps, cache)[1], verdict.count)
 
 
@@ -582,13 +537,7 @@ class LossKeys(DepthKeys):
 
 @declare.method(LossKeys)
 def loss(
-    net: Net,
-    target: LM,
-    params: Params,
-    target_params: Params,
-    batch: Batch,
-    key: Array,
-    keys: LossKeys,
+    net: Net, target: LM, params: Any, target_params: Any, batch: Batch, key: Array, keys: LossKeys
 ) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label of the first depth (with ``Batch.depths``: of all), and metrics.
 
@@ -681,11 +630,11 @@ def _preferred(net: Net, drafts: Drafts) -> list[Array]:
 
 
 def _selector_term(
-    net: Net, own: Params, keys: LossKeys, terms: Terms, state: State, logits: Array, *rest: Array
+    net: Net, own: Params, keys: LossKeys, first: Array, state: State, logits: Array, *rest: Array
 ) -> tuple[Array, dict[str, Array]]:
     """``_depth_loss.More``: the terms of the confidence and of the selector ``own``."""
     (teacher, counted), after = rest, state[0]
-    value, sizes = _confidence_term(net, keys.confidence, terms, state, after.logits, *rest)
+    value, sizes = _confidence_term(net, keys.confidence, first, state, after.logits, *rest)
     best, ids = sampling.argmax(teacher), sampling.top(logits, net.shape.candidates)[1]
     same = ids == best[..., None]
     has = same.any(-1)
@@ -694,8 +643,8 @@ def _selector_term(
     assert after.factor is not None
     scores = jax.nn.log_softmax(selector_scores(own, after.factor, logits, ids))
     right = jnp.take_along_axis(scores, place[..., None], -1)[..., 0]
-    value -= keys.selector * jnp.where(counted, right, 0).sum() / terms.first
-    each = keys.selector * counted.sum() / terms.first
+    value -= keys.selector * jnp.where(counted, right, 0).sum() / first
+    each = keys.selector * counted.sum() / first
     added = {"scale": each, "uniform": each * jnp.log(float(ids.shape[-1]))}
     sizes |= {name: sizes.get(name, 0) + size for name, size in added.items()}
     sizes["selected"] = _depth_loss.mean(sampling.argmax(after.logits) == best, counted)
@@ -704,15 +653,10 @@ def _selector_term(
 
 
 def _confidence_term(
-    net: Net,
-    weight: float,
-    terms: Terms,
-    state: State,
-    logits: Array,
-    teacher: Array,
-    counted: Array,
+    net: Net, weight: float, first: Array, state: State, logits: Array, *rest: Array
 ) -> tuple[Array, dict[str, Array]]:
     """``_depth_loss.More``: the acceptance rate, and the loss of the confidence."""
+    teacher, counted = rest
     logits = _vocabulary.spread(net.ids, logits, net.shape.vocab)
     shared = jax.lax.stop_gradient(overlap(teacher, logits))
     number, value = counted.sum(), jnp.zeros(())
@@ -721,9 +665,9 @@ def _confidence_term(
     if weight and confidence is not None:
         # Cross-entropy of sigmoid(x) with the share c: log(1 + e^x) - c x.
         wrong = jax.nn.softplus(confidence) - shared * confidence
-        value = weight * jnp.where(counted, wrong, 0).sum() / terms.first
-        sizes["scale"] = weight * number / terms.first
-        sizes["uniform"] = weight * jnp.log(2.0) * number / terms.first
+        value = weight * jnp.where(counted, wrong, 0).sum() / first
+        sizes["scale"] = weight * number / first
+        sizes["uniform"] = weight * jnp.log(2.0) * number / first
     return value, sizes
 
 

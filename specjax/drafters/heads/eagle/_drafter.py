@@ -38,12 +38,13 @@ from specjax.drafters import growth
 from specjax.drafters.files import Given
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.plans import DYNAMIC, Method
-from specjax.drafters.heads import _masked_text, _prefix, _vocabulary
+from specjax.drafters.heads import _masked_text, _prefix
 from specjax.drafters.heads.eagle._network import Network
 from specjax.drafters.shared_keys import NetworkKeys
+from specjax.models.layers import at_least
 from specjax.topology import shapes
 from specjax.topology.shapes import Topology
-from specjax.types import LM, Context, Drafter, ModelParams, Output, Training, Verdict
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Training, Verdict
 
 
 class LaterModule(struct.PyTreeNode):
@@ -52,7 +53,7 @@ class LaterModule(struct.PyTreeNode):
     # The slots of the committed text that were fed, with the outputs of the module before.
     cache: KVCache
     # [B,D] the output of the module before at its newest slot, which is the next one of this one.
-    before: jax.Array
+    before: Array
 
 
 class Kept(struct.PyTreeNode):
@@ -62,11 +63,11 @@ class Kept(struct.PyTreeNode):
     cache: KVCache
     # [B,M+1,D] the target's features of the slots that follow those of the cache, as the network
     # reads them.
-    features: jax.Array
+    features: Array
     # [B,D] the network's output at the newest slot of the cache: the children of the pending token
     # read it.
-    recycled: jax.Array
-    pending: jax.Array  # i32[B] the pending token, while a draft grows
+    recycled: Array
+    pending: Array  # i32[B] the pending token, while a draft grows
     # What the modules after the first keep, for networks that have several.
     more: tuple[LaterModule, ...] = ()
 
@@ -74,9 +75,9 @@ class Kept(struct.PyTreeNode):
 class Memory(struct.PyTreeNode):
     """Tokens, keys, values and outputs of the nodes that are fed: their children read them."""
 
-    tokens: jax.Array  # i32[B,P]
+    tokens: Array  # i32[B,P]
     slots: KVBlock
-    feature: jax.Array  # [B,P,D] the network's output
+    feature: Array  # [B,P,D] the network's output
 
 
 class ComputedNodes(struct.PyTreeNode):
@@ -84,7 +85,7 @@ class ComputedNodes(struct.PyTreeNode):
 
     # Keys and values of each module after the first; zeros where it did not compute the node.
     slots: tuple[KVBlock, ...]
-    outputs: jax.Array  # [B,P,n-1,D] the outputs of these modules
+    outputs: Array  # [B,P,n-1,D] the outputs of these modules
 
 
 def build(
@@ -98,72 +99,52 @@ def build(
     """The drafter of a network; ``shape`` is that of a draft without keys.
 
     For a parallel network the default is a chain of all tokens of a pass, each drawn from its own
-    probabilities. ``training``
-    makes the training part for drafts of a plan. L1 with a rule that takes its siblings. Raises
-    UserError for keys that do not fit.
+    probabilities. ``training`` makes the training part for drafts of a plan. L1 with a rule that
+    takes its siblings. Raises UserError for keys that do not fit.
     """
+    parallel, modules = network.shape.parallel, network.shape.modules
     size = target.vocab_size if network.ids is None else len(network.ids)
     method = Method(network.name, shape, "top_k", size, accuracy=given.config.get("accuracy"))
-    if network.shape.parallel:
-        chain = shapes.chain(network.shape.parallel)
-        method = method._replace(
-            tree=chain, siblings="iid", heads=network.shape.parallel, independent=True
-        )
+    if parallel:
+        chain = shapes.chain(parallel)
+        method = method._replace(tree=chain, siblings="iid", heads=parallel, independent=True)
     plan = growth.read(method, keys)
     depth = plan.growth.depth
-    begin = Bound(_begin, network, target.vocab_size)
-    step = Bound(_step if network.shape.modules == 1 else _step_modules, network, target.vocab_size)
-    if network.shape.parallel:
-        begin = Bound(_begin_parallel, network, target.vocab_size, depth)
-        step = growth.step_at_depth
+    begin, step = Bound(_begin, network), Bound(_step if modules == 1 else _step_modules, network)
+    if parallel:
+        begin, step = Bound(_begin_parallel, network, depth), growth.step_at_depth
     stepper = Stepper(
         init=Bound(_init, network, depth),
         begin=begin,
         step=step,
         commit=Bound(_commit, network),
-        looped=network.shape.modules == 1,
-        independent=bool(network.shape.parallel),
+        looped=modules == 1,
+        independent=bool(parallel),
     )
-    drafter = growth.build(
-        network.name,
-        stepper,
-        plan,
-        given.init_params(network.name),
-        training=training(plan),
-        features=True,
-    )
+    own, part = given.init_params(network.name), training(plan)
+    drafter = growth.build(network.name, stepper, plan, own, training=part, features=True)
     return drafter._replace(taps=network.shape.taps)
 
 
 def _init(
-    network: Network,
-    longest: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    network: Network, longest: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """Feeds all slots of the prompt but the last one, whose feature is kept.
 
     The prompt's last slot has its pending token and the feature of the token before that.
     """
-    batch, size = target_out.hidden.shape[:2]
+    batch, size = out.hidden.shape[:2]
     cache, count = network.init_cache(batch, slots), context.length - 1
     outputs, fed = None, jnp.maximum(count - 1, 0)
     if size:
-        features = network.read(params, target_out)
-        shifted = context.tokens[:, network.shape.shift : network.shape.shift + size]
-        inputs = shifted, features
+        features = network.read(params, out)
+        inputs = context.tokens[:, network.shape.shift : network.shape.shift + size], features
         feed = Bound(_feed, network, params, 0)
         outputs, cache = _prefix.feed(feed, kv.commit, inputs, fed, cache)
         # A prompt of one token has no slot.
-        newest = jnp.maximum(count - 1, 0)[:, None]
-        first = tree.take(features, newest, (count > 0)[:, None])
+        first = tree.take(features, fed[:, None], (count > 0)[:, None])
     else:
-        # Only the shapes are needed.
-        with jax.disable_jit(False):
-            like = jax.eval_shape(network.read, params, _one(target_out))
-        first = jnp.zeros((batch, 1, network.width), like.dtype)
+        first = jnp.zeros((batch, 1, network.width), at_least(network.dtype, params.draft))
     features = jnp.pad(first, ((0, 0), (0, longest), (0, 0)))
     recycled = jnp.zeros_like(features[:, 0])
     more = _init_modules(network, params, context, outputs, recycled, fed, slots)
@@ -171,25 +152,14 @@ def _init(
 
 
 def _feed(
-    network: Network,
-    params: ModelParams,
-    module: int,
-    inputs: tuple[jax.Array, jax.Array],
-    cache: KVCache,
-) -> tuple[jax.Array | None, KVBlock]:
+    network: Network, params: ModelParams, module: int, inputs: tuple[Array, Array], cache: KVCache
+) -> tuple[Array | None, KVBlock]:
     tokens, features = inputs
     fed, block = network.apply(params, tokens, features, cache, module=module)
     return (None if network.shape.modules == 1 else fed.feature), block
 
 
-def _one(out: Output) -> Output:
-    """Zeros in the shape of an output for one token; ``out`` is an output for 0 tokens."""
-    return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype), out)
-
-
-def _begin(
-    network: Network, vocab_size: int, params: ModelParams, context: Context, kept: Kept
-) -> Begun:
+def _begin(network: Network, params: ModelParams, context: Context, kept: Kept) -> Begun:
     """Feeds and commits the slots that the cache lacks; the last of them predicts the first nodes.
 
     In a finished row the next round feeds the slots of the tokens that were accepted last. Later
@@ -202,8 +172,8 @@ def _begin(
     fed, slots = network.apply(params, tokens, kept.features, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     hidden, feature = (jnp.take_along_axis(x, last, 1) for x in fed)
-    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
-    more = _begin_modules(network, params, context, kept.cache, fed.feature, missing, kept.more)
+    logits = network.spread_logits(params, hidden)
+    more = _begin_modules(network, params, context, kept, fed.feature, missing)
     cache = kv.commit(cache, slots, missing)
     recycled = jnp.where((missing > 0)[:, None], feature[:, 0], kept.recycled)
     kept = Kept(cache, kept.features, recycled, context.pending, more)
@@ -213,12 +183,7 @@ def _begin(
 
 
 def _begin_parallel(
-    network: Network,
-    vocab_size: int,
-    depth: int,
-    params: ModelParams,
-    context: Context,
-    kept: Kept,
+    network: Network, depth: int, params: ModelParams, context: Context, kept: Kept
 ) -> Begun:
     """As ``_begin``, with masks behind the slots: the logits of all depths from one pass.
 
@@ -230,15 +195,11 @@ def _begin_parallel(
     ids = jnp.full((batch, masks), network.shape.mask_id, tokens.dtype)
     unknown = network.masked(params).astype(kept.features.dtype)
     unknown = jnp.broadcast_to(unknown, (batch, masks, size))
-    fed, slots = network.apply(
-        params,
-        jnp.concatenate([tokens, ids], 1),
-        jnp.concatenate([kept.features, unknown], 1),
-        kept.cache,
-        _masked_text.layout_of_draft(missing, width, masks),
-    )
-    hidden = _masked_text.of_draft(fed.hidden, missing, width)
-    logits = _vocabulary.spread(network.ids, network.logits(params, hidden), vocab_size)
+    tokens = jnp.concatenate([tokens, ids], 1)
+    features = jnp.concatenate([kept.features, unknown], 1)
+    layout = _masked_text.layout_of_draft(missing, width, masks)
+    fed, slots = network.apply(params, tokens, features, kept.cache, layout)
+    logits = network.spread_logits(params, _masked_text.of_draft(fed.hidden, missing, width))
     path = jnp.broadcast_to(jnp.arange(width), (batch, width))
     cache = kv.commit(kept.cache, slots, missing, path)
     kept = kept.replace(cache=cache, pending=context.pending)
@@ -246,13 +207,8 @@ def _begin_parallel(
 
 
 def _step(
-    network: Network,
-    vocab_size: int,
-    params: ModelParams,
-    kept: Kept,
-    nodes: Nodes,
-    block: Memory | None,
-) -> tuple[jax.Array, Memory]:
+    network: Network, params: ModelParams, kept: Kept, nodes: Nodes, block: Memory | None
+) -> tuple[Array, Memory]:
     """``Stepper.step``: a node reads its token and the network's output at its parent."""
     own, tokens, size = None, nodes.tokens, nodes.tokens.shape[1]
     above = jnp.broadcast_to(kept.pending[:, None], tokens.shape)
@@ -265,21 +221,15 @@ def _step(
         feature = jnp.where(inside[..., None], parent.feature, feature)
     read = tokens if network.shape.shift else above
     fed, slots = network.apply(params, read, feature, kept.cache, nodes.layout, own)
-    logits = _vocabulary.spread(network.ids, network.logits(params, fed.hidden), vocab_size)
-    return logits, Memory(tokens, slots, fed.feature)
+    return network.spread_logits(params, fed.hidden), Memory(tokens, slots, fed.feature)
 
 
 def _commit(
-    network: Network,
-    params: ModelParams,
-    kept: Kept,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    network: Network, params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output
 ) -> Kept:
     """Keeps the target's features of the pending token and the accepted nodes."""
-    hidden, taps = growth.fed_to_target((target_out.hidden, target_out.taps), verdict)
-    features = network.read(params, Output(target_out.logits, hidden, taps))
+    hidden, taps = growth.fed_to_target((out.hidden, out.taps), verdict)
+    features = network.read(params, Output(out.logits, hidden, taps))
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))
 
@@ -288,9 +238,9 @@ def _init_modules(
     network: Network,
     params: ModelParams,
     context: Context,
-    outputs: jax.Array | None,
-    like: jax.Array,
-    count: jax.Array,
+    outputs: Array | None,
+    like: Array,
+    count: Array,
     slots: int,
 ) -> tuple[LaterModule, ...]:
     """Feeds the prompt to the modules after the first.
@@ -305,13 +255,10 @@ def _init_modules(
             size = outputs.shape[1]
             newest = jnp.take_along_axis(outputs, jnp.maximum(count - 1, 0)[:, None, None], 1)
             before = jnp.where((count > 0)[:, None], newest[:, 0], before)
-            places = (
-                jnp.broadcast_to(jnp.arange(size), (batch, size)) + module + network.shape.shift
-            )
-            tokens = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip")
-
+            places = jnp.broadcast_to(jnp.arange(size), (batch, size)) + module
+            places = places + network.shape.shift
+            inputs = jnp.take_along_axis(context.tokens, places, axis=1, mode="clip"), outputs
             count = jnp.maximum(count - 1, 0)
-            inputs = tokens, outputs
             feed = Bound(_feed, network, params, module)
             outputs, cache = _prefix.feed(feed, kv.commit, inputs, count, cache)
         result.append(LaterModule(cache, before))
@@ -322,18 +269,17 @@ def _begin_modules(
     network: Network,
     params: ModelParams,
     context: Context,
-    cache: KVCache,
-    fresh: jax.Array,
-    missing: jax.Array,
-    more: tuple[LaterModule, ...],
+    kept: Kept,
+    fresh: Array,
+    missing: Array,
 ) -> tuple[LaterModule, ...]:
     """Feeds and commits the slots that the caches of the modules after the first lack.
 
-    The first module had the slots of ``cache``, and missing[b] were fed, with the outputs ``fresh``
-    [B,W,D].
+    The first module had the slots of ``kept.cache``, and missing[b] were fed, with the outputs
+    ``fresh`` [B,W,D].
     """
-    result, length, width = [], cache.length, fresh.shape[1]
-    for module, own in enumerate(more, 1):
+    result, length, width = [], kept.cache.length, fresh.shape[1]
+    for module, own in enumerate(kept.more, 1):
         # Entry i is the output of the module before at its slot length + i - 1.
         outputs = jnp.concatenate([own.before[:, None], fresh], 1)
         newest = jnp.take_along_axis(outputs, missing[:, None, None], 1)[:, 0]
@@ -349,13 +295,8 @@ def _begin_modules(
 
 
 def _step_modules(
-    network: Network,
-    vocab_size: int,
-    params: ModelParams,
-    kept: Kept,
-    nodes: Nodes,
-    block: ComputedNodes | None,
-) -> tuple[jax.Array, ComputedNodes]:
+    network: Network, params: ModelParams, kept: Kept, nodes: Nodes, block: ComputedNodes | None
+) -> tuple[Array, ComputedNodes]:
     """``Stepper.step`` of n > 1 modules; the depth is static.
 
     The modules from min(depth, n - 1) on compute the nodes, and the first of them predicts.
@@ -373,10 +314,9 @@ def _step_modules(
         fed_before = None if block is None else block.slots[module - 1]
         given = params, nodes.tokens, feature, own.cache, nodes.layout, fed_before
         computed.append(network.apply(*given, module=module))
-    logits = network.logits(params, computed[0][0].hidden)
+    logits = network.spread_logits(params, computed[0][0].hidden)
     pairs = [(slots, fed.feature) for fed, slots in computed]
     # What a module did not compute is zeros.
     zeros = jax.tree.map(jnp.zeros_like, pairs[0])
     slots, outputs = zip(*[zeros] * (predicts - 1), *pairs, strict=True)
-    memory = ComputedNodes(slots, jnp.stack(outputs, 2))
-    return _vocabulary.spread(network.ids, logits, vocab_size), memory
+    return logits, ComputedNodes(slots, jnp.stack(outputs, 2))

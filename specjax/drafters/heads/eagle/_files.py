@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -106,17 +106,6 @@ _FOREIGN_IDS = ("target_layer_ids", "aux_hidden_state_layer_ids", "dflash_config
 AMBIGUOUS = "true is plain EAGLE-3 (SpecForge before 2026-09-15)"
 
 
-class Meaning(NamedTuple):
-    """The facts of a network that only config.json has: no tensor shows them."""
-
-    dialect: str
-    layer: dict[str, Any]  # the keys of the decoder layers
-    facts: dict[str, Any]  # under the keys of ``Head.config``
-    width: int | None  # E; None: not in the file
-    parts: dict[str, bool | None]  # part -> whether there is one; None: not in the file
-    notes: dict[str, str]  # how ambiguous keys were read
-
-
 def _dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
     """The dialect of a config.json; UserError for a kind of heads that cannot be read."""
     names = names_of(where, raw, "architectures")
@@ -134,11 +123,17 @@ def _dialect_of(where: object, kind: str, raw: Mapping[str, Any]) -> str:
     return _ARCHITECTURES[names[0]] if names else "published"
 
 
-def _meaning(where: object, raw: Mapping[str, Any]) -> Meaning:
-    """What a config.json of EAGLE-3 means. Raises UserError for keys that cannot be honoured."""
-    dialect, own, flat, layer = read = _read(where, "eagle3", raw)
-    notes: dict[str, str] = {}
-    taps, output = _taps(where, *read[:3], notes), _norm_output(where, *read[:3], notes)
+def _stated(
+    where: object, raw: Config, dialect: str, own: Config, flat: Config, notes: dict[str, str]
+) -> dict[str, Any]:
+    """What a config.json of EAGLE-3 states and no tensor shows; None: not in the file.
+
+    The keys are those of ``Head.config`` and, for what the tensors must agree with, the width E and
+    whether there are some parts. ``notes`` are how ambiguous keys were read. Raises UserError for
+    keys that cannot be honoured.
+    """
+    read = where, dialect, own, flat, notes
+    taps, output = _taps(*read), _norm_output(*read)
     residual = switch(where, flat, "norm_before_residual")
     if residual is None and dialect == "speculators" and not own:
         raise UserError(
@@ -155,8 +150,7 @@ def _meaning(where: object, raw: Mapping[str, Any]) -> Meaning:
     }
     masked = switch(where, flat, "parallel_drafting")
     parts["masked"] = True if raw.get("speculators_model_type") == "peagle" else masked
-    width = whole_of(where, raw, "target_hidden_size")
-    return Meaning(dialect, layer, facts, width, parts, notes)
+    return facts | parts | {"target_hidden_size": whole_of(where, raw, "target_hidden_size")}
 
 
 def _read(where: object, kind: str, raw: Mapping[str, Any]) -> tuple[str, dict, dict, dict]:
@@ -170,8 +164,7 @@ def _read(where: object, kind: str, raw: Mapping[str, Any]) -> tuple[str, dict, 
 
 def _tokens(where: object, raw: Mapping[str, Any], own: Mapping[str, Any]) -> int | None:
     """How many tokens a network drafts in one pass (P-EAGLE)."""
-    container = object_of(raw, "speculators_config", where)
-    methods = container.get("proposal_methods") or [{}]
+    methods = object_of(raw, "speculators_config", where).get("proposal_methods") or [{}]
     if not (isinstance(methods, list) and isinstance(methods[0], dict)):
         raise UserError(
             f"{where}: speculators_config.proposal_methods is {methods!r}; it must be a list of "
@@ -428,27 +421,32 @@ class Eagle3(Eagle):
     def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
         where, raw, maps = found.where, found.config, found.maps
         decoder_layers.add_output_biases(leaves)
-        meaning, vocab, width = _meaning(where, raw), sizes.get("V"), sizes["W"]
+        dialect, own, flat, layer = _read(where, self.kind, raw)
+        notes: dict[str, str] = {}
+        stated = _stated(where, raw, dialect, own, flat, notes)
+        vocab, width = sizes.get("V"), sizes["W"]
         part = "d2t" in maps or raw.get("draft_vocab_size") == width
         if vocab is None and "t2d" not in maps and part:
-            vocab = value_of(meaning.layer, "vocab_size", int, width, where)
+            vocab = value_of(layer, "vocab_size", int, width, where)
         ids = draft_vocabulary.ids_of(where, maps.get("d2t"), maps.get("t2d"), width, vocab)
         config = _kept(raw, _REPLACED)
-        if meaning.dialect == "speculators":
-            config = {**meaning.layer, **config}
+        if dialect == "speculators":
+            config = {**layer, **config}
             verifier = (raw.get("speculators_config") or {}).get("verifier") or {}
             if verifier.get("name_or_path"):
                 config.setdefault("base_model_name_or_path", verifier["name_or_path"])
-        config |= self._facts(where, leaves, meaning)
+        config |= self._facts(where, leaves, layer, stated)
         config["vocab_size"] = vocab or (len(maps["t2d"]) if "t2d" in maps else width)
-        config["read_as"] = {"dialect": meaning.dialect, **meaning.notes}
+        config["read_as"] = {"dialect": dialect, **notes}
         return leaves, config | ({} if ids is None else {"draft_ids": ids})
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         if engine in ("vllm", "speculators"):
             return _of_all(config)
-        taps = config.get("taps")
-        given, fixed = taps or (1,), engine in ("tpu-inference", "llama.cpp")
+        taps, normed = config.get("taps"), config.get("norm_output")
+        first, fixed = (taps or (1,))[0], engine in ("tpu-inference", "llama.cpp")
+        others = fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
+        residual = config.get("norm_before_residual") and "sglang" in engine
         norms = {("fc_norm", "scale"), ("input_norm", "scale")} & leaves.keys()
         count = len(leaves["fc", "kernel"]) // config["target_hidden_size"]
         return _of_llama(leaves, config) | {
@@ -456,21 +454,17 @@ class Eagle3(Eagle):
             "it reads one layer": ("layers", "1", "mlp_norm", "scale") in leaves,
             "its attention has no biases": ("layers", "0", "attention", "q", "bias") in leaves,
             "it has no norms of taps; train with fc_norm=false": norms,
-            "it recycles the output before the last norm; train with norm_output=false": (
-                config.get("norm_output")
-            ),
+            "it recycles the output before the last norm; train with norm_output=false": normed,
             "its residual is the feature before the norm; train with norm_before_residual=false": (
-                config.get("norm_before_residual") and "sglang" in engine
+                residual
             ),
             f"its fc reads {DEFAULT_TAPS} taps, and these read {count}": count != DEFAULT_TAPS,
-            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": (
-                fixed and taps and tuple(taps) != _shape.default_taps(taps[-1] + 4)
-            ),
+            f"it reads layers 1, L / 2 - 1 and L - 4 of L, and these read {taps}": others,
             f"it takes a list that begins with layer 0 for one of layer 1; taps are {taps}": (
-                engine == "sglang" and given[0] == 0
+                engine == "sglang" and first == 0
             ),
             f"it reads the layers before these unless the first is 1; taps are {taps}": (
-                engine == "sglang-jax" and given[0] != 1
+                engine == "sglang-jax" and first != 1
             ),
         }
 
@@ -492,16 +486,15 @@ class Eagle3(Eagle):
         if taps is not None:
             check_layers(where, "taps", stated["taps"])
         stated |= {key: config.get(key) for key in ("parallel", "mask_token_id")}
-        made = config | self._facts(where, leaves, Meaning(layout, config, stated, None, {}, {}))
-        width, ids = leaves["head", "kernel"].shape[1], config.get("draft_ids")
+        made = config | self._facts(where, leaves, config, stated)
+        width, ids, maps = leaves["head", "kernel"].shape[1], config.get("draft_ids"), {}
         if ids is None:
             made["vocab_size"] = width
         elif not made.get("vocab_size"):
             raise UserError(
                 "vocab_size is missing; heads with a draft vocabulary need the size of the target's"
             )
-        maps = {}
-        if ids is not None:
+        else:
             maps = draft_vocabulary.tensors_of(ids, width, made["vocab_size"])
         return self._config(layout, leaves, made), maps
 
@@ -535,20 +528,20 @@ class Eagle3(Eagle):
             body |= {"architectures": [name]}
         return _kept(config, _MADE) | body | switches | {OWN: own}
 
-    def _facts(self, where: object, leaves: Leaves, meaning: Meaning) -> dict[str, Any]:
-        """What follows from the tensors, and what no tensor shows. Raises UserError."""
-        stated, width = meaning.facts, _target_width(where, leaves, meaning)
+    def _facts(self, where: object, leaves: Leaves, layer: Config, stated: Config) -> Config:
+        """What follows from the tensors, and what is ``_stated``. Raises UserError."""
+        width = _target_width(where, leaves, stated)
         own = {"target_hidden_size": width}
         own |= {key: stated[key] for key in ("norm_output", "norm_before_residual")}
         own |= {} if stated["taps"] is None else {"taps": stated["taps"]}
-        own |= _parallel(where, leaves, meaning)
+        own |= _parallel(where, leaves, stated)
         inner = leaves["fc", "kernel"].shape[1]
         if width != inner and ("embed", "embedding") not in leaves:
             raise UserError(
                 f"{where} lacks embed_tokens.weight; heads of width {inner} cannot use the "
                 f"embeddings of a target of width {width}"
             )
-        return _decoder(where, self.kind, leaves, meaning.layer, own)
+        return _decoder(where, self.kind, leaves, layer, own)
 
 
 def _of_all(config: Config) -> dict[str, Any]:
@@ -622,10 +615,9 @@ def _container(config: Mapping[str, Any], layer: dict[str, Any]) -> dict[str, An
     }
 
 
-def _parallel(where: object, leaves: Leaves, meaning: Meaning) -> dict[str, Any]:
+def _parallel(where: object, leaves: Leaves, stated: Config) -> dict[str, Any]:
     """How a network drafts in one pass (P-EAGLE). Raises UserError."""
-    has = ("mask_hidden",) in leaves
-    stated, masked = meaning.facts, meaning.parts.get("masked")
+    has, masked = ("mask_hidden",) in leaves, stated.get("masked")
     if masked not in (None, has):
         raise UserError(
             f"{where}: config.json is that of {'P-EAGLE' if masked else 'EAGLE-3'}, and "
@@ -640,11 +632,11 @@ def _parallel(where: object, leaves: Leaves, meaning: Meaning) -> dict[str, Any]
     return {"parallel": stated["parallel"] or DEPTHS, "mask_token_id": stated["mask_token_id"]}
 
 
-def _target_width(where: object, leaves: Leaves, meaning: Meaning) -> int:
+def _target_width(where: object, leaves: Leaves, stated: Config) -> int:
     """E. Raises UserError unless fc reads the taps that config.json names."""
     total, width = leaves["fc", "kernel"].shape
-    norms, taps = leaves.get(("fc_norm", "scale")), meaning.facts["taps"]
-    declared = meaning.width
+    norms, taps = leaves.get(("fc_norm", "scale")), stated["taps"]
+    declared = stated.get("target_hidden_size")
     if norms is not None:
         own = norms.shape[1]
     elif declared or taps is None or ("embed", "embedding") not in leaves:
@@ -669,5 +661,5 @@ def _target_width(where: object, leaves: Leaves, meaning: Meaning) -> int:
             f"{'give' if taps is None else 'correct'} {IDS}"
         )
     for key, part in (("fc_norm", "fc_norm"), ("norm_before_fc", "input_norm")):
-        check_part(where, meaning.parts, key, (part, "scale") in leaves, "this norm")
+        check_part(where, stated, key, (part, "scale") in leaves, "this norm")
     return own

@@ -32,7 +32,6 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
 from specjax.divergences import DIVERGENCES
-from specjax.drafters import _foresee
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -40,7 +39,7 @@ from specjax.drafters.heads._vocabulary import gather, place_of
 from specjax.drafters.heads.eagle._network import Fed, Network
 from specjax.errors import UserError
 from specjax.tree import Layout
-from specjax.types import LM, Batch, ModelParams, Output, Training
+from specjax.types import LM, Array, Batch, ModelParams, Output, Training
 
 # Li et al. 2024 (2401.15077), section 4.2. The amplitude of the noise is that of the paper; the
 # authors' code multiplies it by 512 / T.
@@ -54,9 +53,7 @@ EAGLE3: dict[str, Any] = {"steps": 7, "decay": 0.8, "feature": 0.0, "weight": 1.
 MTP: dict[str, Any] = {"steps": 1, "feature": 0.0, "weight": 1.0, "noise": 0.0}
 
 
-def training(
-    network: Network, target: LM, plan: Plan, defaults: Mapping[str, Any] | None = None
-) -> Training:
+def training(network: Network, target: LM, plan: Plan, defaults: Mapping[str, Any]) -> Training:
     """The training part of a drafter that grows this network in the way of ``plan``.
 
     ``defaults`` are the method's values for ``LossKeys``.
@@ -65,23 +62,23 @@ def training(
         target = target.with_taps(network.shape.taps)
     texts, modules = Bound(along, network, target), network.shape.modules
     early = Bound(_along_text.among_first, modules - 2) if modules > 2 else None
-    return Training(
-        loss=Bound(loss, network, target, **(defaults or {})),
-        start=Bound(type(network).start, network),
-        **_foresee.forecasts(texts, plan, early=early),
-        facts=network.facts,
-    )
+    own = Bound(loss, network, target, **defaults), Bound(type(network).start, network), texts
+    return _along_text.training(*own, plan, network.facts, early=early)
+
+
+# The output of the newest step, and the keys and values of all.
+State = tuple[Array, tuple[KVBlock, ...]]
 
 
 class Text(NamedTuple):
     """What all steps read."""
 
-    tokens: jax.Array  # i32[B,T+1]
+    tokens: Array  # i32[B,T+1]
     layout: Layout  # of the T slots of step 0
-    places: jax.Array | None = None  # i32[B,P] the columns that are drafted; None: all T
+    places: Array | None = None  # i32[B,P] the columns that are drafted; None: all T
 
 
-def text(batch: Batch, places: jax.Array | None = None) -> Text:
+def text(batch: Batch, places: Array | None = None) -> Text:
     """The tokens of a batch, and how its slots attend inside their documents."""
     return Text(batch.tokens, _along_text.layout_of(batch), places)
 
@@ -91,7 +88,7 @@ def step(
     text: Text,
     number: int,
     params: ModelParams,
-    features: jax.Array,
+    features: Array,
     before: tuple[KVBlock, ...],
 ) -> tuple[Fed, KVBlock]:
     """Step ``number`` of all columns: what the network computes, and its keys and values.
@@ -108,12 +105,11 @@ def step(
     if again:
         layout = tree.columns(text.layout, again, text.places)
         tokens, features = (_at_columns(text, x) for x in (tokens, features))
-    block, which = tree.join(*before[module:]) if again else None, {"module": module}
-    cache, which = network.init_cache(rows, 0), which if network.shape.modules > 1 else {}
-    return network.apply(params, tokens, features, cache, layout, block, **which)
+    block, cache = tree.join(*before[module:]) if again else None, network.init_cache(rows, 0)
+    return network.apply(params, tokens, features, cache, layout, block, module=module)
 
 
-def _at_columns(text: Text, values: jax.Array) -> jax.Array:
+def _at_columns(text: Text, values: Array) -> Array:
     """Values [B,T,...] of all slots at the columns that are drafted; those of columns unchanged."""
     if text.places is None or values.shape[1] != text.layout.depth.shape[1]:
         return values
@@ -131,25 +127,20 @@ def _drafts(
     params: ModelParams,
     batch: Batch,
     out: Output,
-    features: jax.Array,
-    places: tuple[jax.Array, ...] | None = None,
+    features: Array,
+    places: tuple[Array, ...] | None = None,
 ) -> Drafts:
     """The drafts of the columns ``places``, one entry per step; None: of all columns.
 
-    ``features`` [B,T,D] are those that step 0 reads. The state is the output of the newest step,
-    and the keys and values of all.
+    ``features`` [B,T,D] are those that step 0 reads.
     """
     columns = Bound(_logits, network, text(batch, None if places is None else places[0]), params)
     return Drafts(batch, out.logits, columns, (features, ()), places, network.ids)
 
 
 def _logits(
-    network: Network,
-    text: Text,
-    params: ModelParams,
-    state: tuple[jax.Array, tuple[KVBlock, ...]],
-    number: int,
-) -> tuple[jax.Array, tuple[jax.Array, tuple[KVBlock, ...]]]:
+    network: Network, text: Text, params: ModelParams, state: State, number: int
+) -> tuple[Array, State]:
     fed, block = step(network, text, number, params, *state)
     return network.logits(params, _at_columns(text, fed.hidden)), (fed.feature, (*state[1], block))
 
@@ -213,13 +204,13 @@ class LossKeys(declare.Keys):
 class _Labels(NamedTuple):
     """What the steps are compared with; entry t belongs to feature t. All are constants."""
 
-    features: jax.Array  # [B,T,E] the target's
-    logits: jax.Array  # f[B,T,V_d] the target's, of the draft vocabulary
-    inside: jax.Array  # f[B,T] the target's probability of the draft vocabulary
-    best: jax.Array  # i32[B,T] place of the target's preferred token in the draft vocabulary, or -1
-    kept: jax.Array  # bool[B,T] whether ``logits`` are to be learnt
-    guess: jax.Array | None  # f[B,T] the divergence of a uniform guess
-    top: tuple[jax.Array, jax.Array] | None  # f[B,T,K], i32[B,T,K]: the best probs, their places
+    features: Array  # [B,T,E] the target's
+    logits: Array  # f[B,T,V_d] the target's, of the draft vocabulary
+    inside: Array  # f[B,T] the target's probability of the draft vocabulary
+    best: Array  # i32[B,T] place of the target's preferred token in the draft vocabulary, or -1
+    kept: Array  # bool[B,T] whether ``logits`` are to be learnt
+    guess: Array | None  # f[B,T] the divergence of a uniform guess
+    top: tuple[Array, Array] | None  # f[B,T,K], i32[B,T,K]: the best probs, their places
 
 
 @declare.method(LossKeys)
@@ -229,9 +220,9 @@ def loss(
     params: Any,
     target_params: Any,
     batch: Batch,
-    key: jax.Array,
+    key: Array,
     keys: LossKeys,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per labelled position, and metrics.
 
     The sum over steps j of decay^j times
@@ -255,8 +246,7 @@ def loss(
     places = None
     if 0 < keys.places < batch.tokens.shape[1] - 1:
         own, key = jax.random.split(key)
-        chosen = _along_text.random_places(own, batch, 2, keys.steps, keys.places)
-        places = (chosen,) * keys.steps
+        places = (_along_text.random_places(own, batch, 2, keys.steps, keys.places),) * keys.steps
     features = network.read(pair, _noisy(network, out, keys.noise, key))
     drafts = _drafts(network, pair, batch, out, features, places)
     number = drafts.number_of_labels(keys.steps)
@@ -264,7 +254,7 @@ def loss(
     labels = _labels(network, keys, jax.lax.stop_gradient(out.hidden), teacher)
     first, size = jnp.maximum(number, 1), features.shape[1]
 
-    def term(state: Any, j: int) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+    def term(state: Any, j: int) -> tuple[Array, dict[str, Array], Any]:
         logits, (feature, blocks) = drafts.step(state, j)
         tokens, counted = drafts.labels(j)
         tokens = place_of(network.ids, tokens, out.logits.shape[-1])
@@ -310,12 +300,12 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
         )
 
 
-def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Output:
+def _noisy(network: Network, out: Output, noise: float, key: Array) -> Output:
     """The target's output with noise on the features that the network reads."""
     if not noise:
         return out
 
-    def add(place: int, x: jax.Array) -> jax.Array:
+    def add(place: int, x: Array) -> Array:
         own = jax.random.fold_in(key, place)
         return x + jax.random.uniform(own, x.shape, x.dtype, -noise, noise)
 
@@ -326,7 +316,7 @@ def _noisy(network: Network, out: Output, noise: float, key: jax.Array) -> Outpu
 
 def _teacher(
     network: Network, target: LM, params: Any, batch: Batch, out: Output
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Array, Array, Array]:
     """The target's logits f[B,T,V_d], the log-sum-exp of all, and the place of the best of all.
 
     The place is that in the draft vocabulary, or -1.
@@ -334,17 +324,14 @@ def _teacher(
     stored, some = batch.features, target.inside.some_logits
     if stored is None or stored.total is None or network.ids is None or some is None:
         total, best = jax.nn.logsumexp(out.logits, -1), sampling.argmax(out.logits)
-        return (
-            gather(network.ids, out.logits),
-            total,
-            place_of(network.ids, best, target.vocab_size),
-        )
+        logits = gather(network.ids, out.logits)
+        return logits, total, place_of(network.ids, best, target.vocab_size)
     best = place_of(network.ids, jnp.asarray(stored.best), target.vocab_size)
     return some(params, out.hidden, network.ids), stored.total, best
 
 
 def _labels(
-    network: Network, keys: LossKeys, features: jax.Array, teacher: tuple[jax.Array, ...]
+    network: Network, keys: LossKeys, features: Array, teacher: tuple[Array, ...]
 ) -> _Labels:
     """``teacher`` as of ``_teacher``."""
     logits, every, best = teacher
@@ -363,23 +350,14 @@ def _labels(
 
 
 def _terms(
-    keys: LossKeys,
-    labels: _Labels,
-    logits: jax.Array,
-    feature: jax.Array,
-    tokens: jax.Array,
-    counted: jax.Array,
-) -> Iterator[tuple[float, jax.Array, jax.Array, Any]]:
+    keys: LossKeys, labels: _Labels, logits: Array, feature: Array, tokens: Array, counted: Array
+) -> Iterator[tuple[float, Array, Array, Any]]:
     """Of each term: weight, where it counts bool[B,T], value and that of a uniform guess f[B,T]."""
     kept, log_probs = counted & labels.kept, jax.nn.log_softmax(logits)
     uniform = jnp.log(logits.shape[-1])
     if keys.feature:
-        yield (
-            keys.feature,
-            counted,
-            smooth_l1(feature - labels.features),
-            smooth_l1(labels.features),
-        )
+        value, guess = smooth_l1(feature - labels.features), smooth_l1(labels.features)
+        yield keys.feature, counted, value, guess
     if keys.weight:
         yield keys.weight, kept, DIVERGENCES[keys.divergence](labels.logits, logits), labels.guess
     if labels.top is not None:
@@ -394,12 +372,12 @@ def _terms(
 def _compare(
     keys: LossKeys,
     labels: _Labels,
-    first: jax.Array,
-    logits: jax.Array,
-    feature: jax.Array,
-    tokens: jax.Array,
-    counted: jax.Array,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+    first: Array,
+    logits: Array,
+    feature: Array,
+    tokens: Array,
+    counted: Array,
+) -> tuple[Array, dict[str, Array]]:
     """(loss of a step, divided by ``first``; its agreement, alpha, labels, scale and uniform).
 
     ``tokens`` are the places of the text's tokens in the draft vocabulary i32[B,T], -1 for others;
@@ -420,7 +398,7 @@ def _compare(
     }
 
 
-def smooth_l1(x: jax.Array) -> jax.Array:
+def smooth_l1(x: Array) -> Array:
     """[B,T,E] -> f[B,T]: the mean over the width, in float32 at least."""
     size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     return jnp.where(size < 1, size * size / 2, size - 0.5).mean(-1)

@@ -44,7 +44,7 @@ from specjax.models.layers import (
 from specjax.models.transformer import Mlp
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
-from specjax.types import ModelParams, Output, Params
+from specjax.types import Array, ModelParams, Output, Params
 
 
 class _Object(dict):
@@ -57,8 +57,8 @@ class _Object(dict):
 class Fed(NamedTuple):
     """What a draft network computed for T slots."""
 
-    hidden: jax.Array  # [B,T,D] what the head reads
-    feature: jax.Array  # [B,T,D] what the next slot reads in the place of the target's feature
+    hidden: Array  # [B,T,D] what the head reads
+    feature: Array  # [B,T,D] what the next slot reads in the place of the target's feature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class _Wide(Layer):
         self.token_norm = Norm(config, dtype)
         self.feature_norm = Norm(config, dtype)
 
-    def join(self, embedded: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def join(self, embedded: Array, features: Array) -> tuple[Array, Array]:
         """[B,T,D] each -> (the attention's input [B,T,2D], the normed features)."""
         normed = self.feature_norm(features)
         return jnp.concatenate([self.token_norm(embedded), normed], -1), normed
@@ -130,8 +130,7 @@ class Layers(nnx.Module):
         keys, values = [], []
         for index in range(len(self.layers)):
             own = stored(cache, block, index)
-            x, k, v = self.layers[str(index)](x, angle, past, own, residual)
-            residual = None
+            x, k, v = self.layers[str(index)](x, angle, past, own, None if index else residual)
             keys.append(k)
             values.append(v)
         return x, KVBlock(tuple(keys), tuple(values), x[..., 0].astype(jnp.float32))
@@ -172,17 +171,12 @@ class Eagle3(Layers):
         if shape.vocab is not None:
             self.head = Linear(config.hidden_size, shape.vocab, **kw)
 
-    def read(self, taps: jax.Array) -> jax.Array:
+    def read(self, taps: Array) -> Array:
         """Taps [B,T,n,E] -> [B,T,D]."""
         if self.shape.fc_norm:
             taps = self.fc_norm(taps)
         taps = taps.reshape(*taps.shape[:-2], -1)
         return self.fc(self.input_norm(taps) if self.shape.input_norm else taps)
-
-    def masked(self) -> jax.Array:
-        """[D]: the learned feature that is read at a mask."""
-        taps = self.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
-        return self.read(taps)[0, 0]
 
     def __call__(self, embedded, features, angle, past, cache, block) -> tuple[Fed, KVBlock]:
         """[B,T,D] each -> (``Fed``, keys and values)."""
@@ -210,6 +204,7 @@ class Network(NamedTuple):
     dtype: Any = jnp.dtype(jnp.float32)  # of parameters, activations and cache
     # i32[V_d] ascending: the token of each logit; None: all tokens.
     ids: np.ndarray | None = None
+    vocab_size: int = 0  # of the target, which ``spread_logits`` needs where there are ``ids``
     # What config.json must hold about the parameters in addition to their shapes.
     facts: tuple[tuple[str, Any], ...] = ()
     # The size of an embedding that new parameters have; 0: they have none.
@@ -229,22 +224,24 @@ class Network(NamedTuple):
         config = self.shape.config
         return _prefix.init_cache(config, self.dtype, config.num_layers, batch, slots)
 
-    def read(self, params: ModelParams, out: Output) -> jax.Array:
+    def read(self, params: ModelParams, out: Output) -> Array:
         """[B,T,D]: the target's features as the network reads them."""
         dtype = at_least(self.dtype, params.draft)
         if not self.shape.taps:
             return out.hidden.astype(dtype)
         return self.module(params).read(jnp.stack(out.taps, -2).astype(dtype))
 
-    def masked(self, params: ModelParams) -> jax.Array:
-        """[D]: what a parallel network reads for the feature at a mask."""
-        return self.module(params).masked()
+    def masked(self, params: ModelParams) -> Array:
+        """[D]: the learned feature that a parallel network reads at a mask."""
+        module = self.module(params)
+        taps = module.mask_hidden[...].reshape(1, 1, len(self.shape.taps), -1)
+        return module.read(taps)[0, 0]
 
     def apply(
         self,
         params: ModelParams,
-        tokens: jax.Array,
-        features: jax.Array,
+        tokens: Array,
+        features: Array,
         cache: KVCache,
         layout: Layout | Columns | None = None,
         block: KVBlock | None = None,
@@ -261,13 +258,17 @@ class Network(NamedTuple):
         own = self.module(params, module)
         return own(embedded, features.astype(dtype), angle, view, cache, block)
 
-    def logits(self, params: ModelParams, hidden: jax.Array) -> jax.Array:
+    def logits(self, params: ModelParams, hidden: Array) -> Array:
         """``Fed.hidden`` [...,D] -> f[...,V_d], in float32 at least."""
         if self.shape.vocab is None:
             return logits(self.ends, params, hidden)
         return in_float32(self.module(params).head(hidden))
 
-    def start(self, target_params: Params, key: jax.Array) -> Params:
+    def spread_logits(self, params: ModelParams, hidden: Array) -> Array:
+        """f[...,V]: ``logits`` at their tokens, -inf at all others."""
+        return _vocabulary.spread(self.ids, self.logits(params, hidden), self.vocab_size)
+
+    def start(self, target_params: Params, key: Array) -> Params:
         """New parameters: random, but a head and an embedding of its own begin as the target's.
 
         They too are random where the network has another width.
@@ -290,17 +291,12 @@ class Network(NamedTuple):
 
 
 def build(
-    name: str,
-    shape: Shape,
-    given: Given,
-    keys: EagleKeys,
-    ids: np.ndarray | None = None,
-    vocab_size: int = 0,
+    name: str, shape: Shape, given: Given, keys: EagleKeys, vocab_size: int, ids: np.ndarray | None
 ) -> Network:
     """The network of this shape, that of the method ``name``. Raises UserError.
 
-    ``ids`` i32[V_d] ascending are the tokens that it can draft, None: all; ``vocab_size`` is that
-    of the target, for networks with parts of such a size.
+    ``vocab_size`` is that of the target; ``ids`` i32[V_d] ascending are the tokens that it can
+    draft, None: all.
     """
     _shape.check(name, given, MODULE.leaves(shape))
     mask = () if shape.mask_id is None else (("mask_token_id", shape.mask_id),)
@@ -308,10 +304,11 @@ def build(
     stated = [fact for fact in files.facts(type(keys), shape) if fact != ("shift", 1)]
     facts = (*layer_facts(shape.config), *stated, *mask, *_vocabulary.facts(ids, vocab_size))
     embedded = vocab_size if getattr(keys, "embeddings", False) else 0
-    return Network(name, shape, given.ends, dtype_of(given.params), ids, facts, embedded)
+    own = name, shape, given.ends, dtype_of(given.params), ids, vocab_size
+    return Network(*own, facts, embedded)
 
 
-def embed(ends: Ends, params: ModelParams, tokens: jax.Array) -> jax.Array:
+def embed(ends: Ends, params: ModelParams, tokens: Array) -> Array:
     """i32[...] -> [...,D]: by the embedding of the network's parameters, or the target's."""
     if "embed" not in params.draft:
         return ends.embed(params.target, tokens)
@@ -319,7 +316,7 @@ def embed(ends: Ends, params: ModelParams, tokens: jax.Array) -> jax.Array:
     return table[jnp.clip(tokens, 0, table.shape[0] - 1)]
 
 
-def logits(ends: Ends, params: ModelParams, hidden: jax.Array) -> jax.Array:
+def logits(ends: Ends, params: ModelParams, hidden: Array) -> Array:
     """[...,D] -> f[...,V_d] in float32 at least: by a head of the parameters, or the target's."""
     if "head" in params.draft:
         return in_float32(matmul(hidden, params.draft["head"]["kernel"].astype(hidden.dtype)))

@@ -61,7 +61,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     given, keys = files.read(NAME, target, keys)
     config = _shape.config_of(NAME, target, given, keys)
     shape = Shape(config, given.ends.width, fc_bias=keys.fc_bias, shift=keys.shift)
-    network = _network.build(NAME, shape, given, keys)
+    network = _network.build(NAME, shape, given, keys, target.vocab_size, None)
     training = Bound(_loss.training, network, target, defaults=_loss.EAGLE)
     return _drafter.build(target, network, keys, given, training)
 

@@ -28,7 +28,7 @@ import numpy as np
 from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
-from specjax.drafters import _foresee, files
+from specjax.drafters import files
 from specjax.drafters.files import Given
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _masked_text, _shape, _vocabulary
@@ -159,7 +159,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         parallel=keys.parallel,
         mask_id=mask_id,
     )
-    network = _network.build(NAME, shape, given, keys, ids, target.vocab_size)
+    network = _network.build(NAME, shape, given, keys, target.vocab_size, ids)
     training = Bound(_loss.training, network, target, defaults=_loss.EAGLE3)
     if keys.parallel:
         training = Bound(_parallel_training, network, target)
@@ -212,19 +212,14 @@ def _draft_vocabulary(target: LM, given: Given, keys: Keys) -> tuple[np.ndarray 
 def _parallel_training(network: Network, target: LM, plan: Plan) -> Training:
     """The training part of a P-EAGLE network that grows its drafts as ``plan`` describes."""
     reader = reader_of(network, target.with_taps(network.shape.taps))
-    texts, tokens = Bound(_masked_text.along, reader), network.shape.parallel
-    return Training(
-        loss=Bound(_masked_text.loss, reader, tokens, **PARALLEL),
-        start=Bound(Network.start, network),
-        **_foresee.forecasts(texts, plan),
-        facts=network.facts,
-    )
+    loss = Bound(_masked_text.loss, reader, network.shape.parallel, **PARALLEL)
+    own = loss, Bound(Network.start, network), Bound(_masked_text.along, reader)
+    return _along_text.training(*own, plan, network.facts)
 
 
 def reader_of(network: Network, target: LM) -> Reader:
     """The network reads slots, and predicts two tokens ahead of the feature of each."""
-    text = Bound(_read, network, target)
-    masked = Bound(_masked, network)
+    text, masked = Bound(_read, network, target), Bound(_masked, network)
     return Reader(text, masked, ahead=2, ids=network.ids, target=target)
 
 

@@ -59,7 +59,7 @@ from specjax.models.hf_weights import prediction_modules
 from specjax.models.layers import Linear, Module, Norm, dtype_of, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.topology import shapes
-from specjax.types import LM, Drafter, ModelParams, Params
+from specjax.types import LM, Array, Drafter, ModelParams, Params
 
 REFERENCE = "deepseekai2024v3"
 
@@ -116,8 +116,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     layers = () if target.layers is None else (("num_hidden_layers", target.layers),)
     facts = (*layer_facts(config), *files.facts(Keys, shape), *layers)
     network = MtpNetwork(NAME, shape, given.ends, dtype_of(given.params), facts=facts)
-    defaults = _loss.MTP | {"steps": shape.modules}
-    training = Bound(_loss.training, network, target, defaults=defaults)
+    training = Bound(_loss.training, network, target, defaults=_loss.MTP | {"steps": shape.modules})
     chain = shapes.chain(max(shape.modules, GAMMA))
     return _drafter.build(target, network, keys, given, training, chain)
 
@@ -159,7 +158,7 @@ class MtpModule(Layers):
         self.fc = Linear(2 * size, size, **linear_options(False, dtype, rngs))
         self.norm = Norm(config, dtype)
 
-    def read(self, taps: jax.Array) -> jax.Array:
+    def read(self, taps: Array) -> Array:
         """Taps [B,T,1,D] -> [B,T,D]."""
         return taps[..., 0, :]
 
@@ -181,7 +180,7 @@ class MtpNetwork(Network):
     def module(self, params: ModelParams, number: int = 0) -> MtpModule:
         return MODULE.merge(self.shape, params.draft["modules"][str(number)], self.dtype)
 
-    def start(self, target_params: Params, key: jax.Array) -> Params:
+    def start(self, target_params: Params, key: Array) -> Params:
         keys = jax.random.split(key, self.shape.modules)
         return {"modules": {str(i): MODULE.new(self.shape, each) for i, each in enumerate(keys)}}
 
@@ -256,8 +255,7 @@ def _rules(layout: str, layers: int) -> Rules:
     if own.ends:
         first = front.replace("{i+", "").replace("}", "")
         embed = Rule(f"{first}embed_tokens.weight", "embed.embedding", "V D", parts="embed")
-        head = linear(f"{first}shared_head.head", "head", "D V", parts="head")
-        rules += (embed, *head)
+        rules += (embed, *linear(f"{first}shared_head.head", "head", "D V", parts="head"))
     return rules
 
 
@@ -292,15 +290,12 @@ class ModuleFiles(Codec):
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         norm = ("modules", "0", "layers", "0", "attention", "q_norm", "scale") in leaves
+        hidden, raw = config.get("hidden"), config.get("recycled") == RAW
         return {
             "it computes one module; train with modules=1": _modules(leaves) > 1,
-            "it reads hidden states before the last norm; train with hidden=raw": (
-                config.get("hidden") != RAW
-            ),
+            "it reads hidden states before the last norm; train with hidden=raw": hidden != RAW,
             "it reads zeros at slot 0; train with zero_first=true": not config.get("zero_first"),
-            "it recycles the output after its norm; train with recycled=normed": (
-                config.get("recycled") == RAW
-            ),
+            "it recycles the output after its norm; train with recycled=normed": raw,
             "its layer has no norm of queries and keys; train with qk_norm=false": norm,
         }
 

@@ -27,7 +27,6 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
 from specjax.divergences import DIVERGENCES, overlap
-from specjax.drafters import _foresee
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import Drafts, Texts, ahead
@@ -38,44 +37,44 @@ from specjax.drafters.heads.falcon import _network as network
 from specjax.drafters.heads.falcon._network import Net
 from specjax.errors import UserError
 from specjax.tree import Columns, Layout
-from specjax.types import LM, Batch, ModelParams, Output, Training
+from specjax.types import LM, Array, Batch, ModelParams, Output, Training
 
 
 class Text(NamedTuple):
     """The slots of a text, with the target's features."""
 
     layout: Layout  # a slot reads those before it in its document
-    outputs: jax.Array  # [B,T,D] the LSTM's
-    carries: jax.Array  # [B,T,2,2,D] the LSTM's, after each slot
+    outputs: Array  # [B,T,D] the LSTM's
+    carries: Array  # [B,T,2,2,D] the LSTM's, after each slot
     own: KVBlock  # keys and values
+
+
+# The outputs [B,T,D] at each place of the newest block, the slots of each draft so far, and the
+# LSTM's carry [B,T,2,2,D].
+State = tuple[tuple[Array, ...], tuple[KVBlock, ...], Array]
 
 
 class Blocks(NamedTuple):
     """The blocks that the slots of a text are divided into."""
 
-    number: jax.Array  # i32[B,T] of the slot's block in its row, from 0
-    place: jax.Array  # i32[B,T] of the slot in its block
-    whole: jax.Array  # bool[B,T] False: before the first whole block of its document
+    number: Array  # i32[B,T] of the slot's block in its row, from 0
+    place: Array  # i32[B,T] of the slot in its block
+    whole: Array  # bool[B,T] False: before the first whole block of its document
 
 
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
     early = Bound(_along_text.among_first, net.shape.block - 1)
-    return Training(
-        loss=Bound(loss, net, target),
-        start=Bound(network.start, net.shape),
-        **_foresee.forecasts(Bound(along, net, target), plan, early=early),
-        facts=facts,
-    )
+    own = Bound(loss, net, target), Bound(network.start, net.shape), Bound(along, net, target)
+    return _along_text.training(*own, plan, facts, early=early)
 
 
-def blocks_of(depth: jax.Array, phase: jax.Array, size: int) -> Blocks:
+def blocks_of(depth: Array, phase: Array, size: int) -> Blocks:
     """The blocks of slots at ``depth`` i32[B,T] of their documents.
 
     The first whole block of a document begins at slot phase[b], 0 to size - 1.
     """
-    shifted = depth + size - phase[:, None]
-    place = shifted % size
+    place = (depth + size - phase[:, None]) % size
     begins = (place == 0) | (depth == 0)
     return Blocks(jnp.cumsum(begins, 1) - 1, place, depth >= phase[:, None])
 
@@ -88,9 +87,7 @@ def relaxed(layout: Layout, blocks: Blocks) -> Layout:
     return Layout(same & visible, layout.depth)
 
 
-def glanced(
-    blocks: Blocks, counted: jax.Array, order: jax.Array, runs: jax.Array, count: jax.Array
-) -> jax.Array:
+def glanced(blocks: Blocks, counted: Array, order: Array, runs: Array, count: Array) -> Array:
     """bool[B,T]: the slots of each row that are given what they are to predict.
 
     Of the blocks in ascending ``order`` f[B,T] (entry g is that of block g), the first runs[b,g]
@@ -145,20 +142,13 @@ class LossKeys(declare.Keys):
         if not (self.feature or self.weight):
             raise UserError("loss.feature and loss.weight are both 0; make one of them positive")
         if self.hard == 1:
-            right = "lower loss.hard, or leave it out"
-            self.refuse(("divergence",), "where loss.hard is 1", right)
+            self.refuse(("divergence",), "where loss.hard is 1", "lower loss.hard, or leave it out")
 
 
 @declare.method(LossKeys)
 def loss(
-    net: Net,
-    target: LM,
-    params: Any,
-    target_params: Any,
-    batch: Batch,
-    key: jax.Array,
-    keys: LossKeys,
-) -> tuple[jax.Array, dict[str, Any]]:
+    net: Net, target: LM, params: Any, target_params: Any, batch: Batch, key: Array, keys: LossKeys
+) -> tuple[Array, dict[str, Any]]:
     """Loss f32[] per label, and metrics.
 
         feature * smooth L1 (beta 1, mean over the width) from the target's feature k tokens ahead
@@ -206,10 +196,10 @@ def loss(
 class _Labels(NamedTuple):
     """What the slots are compared with."""
 
-    features: jax.Array  # [B,T,D] the target's, k tokens ahead
-    logits: jax.Array  # f[B,T,V]
-    best: jax.Array  # i32[B,T]
-    counted: jax.Array  # bool[B,T]
+    features: Array  # [B,T,D] the target's, k tokens ahead
+    logits: Array  # f[B,T,V]
+    best: Array  # i32[B,T]
+    counted: Array  # bool[B,T]
 
 
 def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
@@ -229,7 +219,7 @@ def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
     return _Labels(hidden, logits, sampling.argmax(logits), counted & blocks.whole)
 
 
-def slots_of(features: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def slots_of(features: Array, batch: Batch) -> tuple[Array, Array]:
     """What the slots read: tokens i32[B,T] and features [B,T,D]."""
     return ahead(batch.tokens, 1, features.shape[1]), features
 
@@ -237,12 +227,12 @@ def slots_of(features: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
 def forward(
     net: Net,
     params: ModelParams,
-    tokens: jax.Array,
-    features: jax.Array,
+    tokens: Array,
+    features: Array,
     layout: Layout,
     blocks: Blocks,
-    kept: jax.Array | None = None,
-) -> jax.Array:
+    kept: Array | None = None,
+) -> Array:
     """[B,T,D]: the network's output at all slots of a text, in these blocks."""
     none = network.no_carry(net, params, len(tokens))
     outputs, _ = network.recur(net, params, tokens, features, none, layout.depth == 0, kept)
@@ -250,17 +240,13 @@ def forward(
     return network.predict(net, params, outputs, cache, relaxed(layout, blocks))[0]
 
 
-def answered(
-    net: Net, tokens: jax.Array, features: jax.Array, given: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def answered(net: Net, tokens: Array, features: Array, given: Array) -> tuple[Array, Array]:
     """What slots read, tokens and features: where ``given`` bool[B,T], what slot t + k reads."""
     token, feature = (ahead(x, net.shape.block, x.shape[1]) for x in (tokens, features))
     return jnp.where(given, token, tokens), jnp.where(given[..., None], feature, features)
 
 
-def choose(
-    key: jax.Array, blocks: Blocks, labels: _Labels, predicted: jax.Array, rate: Any
-) -> jax.Array:
+def choose(key: Array, blocks: Blocks, labels: _Labels, predicted: Array, rate: Any) -> Array:
     """bool[B,T]: ``glanced`` slots, in every row ``rate`` times as many as are wrong there."""
     count = _depth_loss.given_count(labels.counted & (predicted != labels.best), rate)
     keys, shape = jax.random.split(key), blocks.number.shape
@@ -275,13 +261,13 @@ def _compare(
     keys: LossKeys,
     labels: _Labels,
     blocks: Blocks,
-    hidden: jax.Array,
-    given: jax.Array,
-) -> tuple[jax.Array, dict[str, Any]]:
+    hidden: Array,
+    given: Array,
+) -> tuple[Array, dict[str, Any]]:
     """The loss and its metrics."""
     counted, logits = labels.counted, logits_of(net.ends, params, hidden)
 
-    def distance(logits: jax.Array) -> jax.Array:
+    def distance(logits: Array) -> Array:
         log_probs = jax.nn.log_softmax(logits)
         log_probs = jnp.broadcast_to(log_probs, labels.logits.shape)
         chosen = jnp.take_along_axis(log_probs, labels.best[..., None], -1)[..., 0]
@@ -296,7 +282,7 @@ def _compare(
         "uniform": mean(keys.feature * smooth_l1(labels.features) + guess, counted),
         "glanced": mean(given.astype(jnp.float32), counted),
     }
-    weights: dict[str, jax.Array] = dict.fromkeys(("loss", *metrics), counted.sum())
+    weights: dict[str, Array] = dict.fromkeys(("loss", *metrics), counted.sum())
     same = sampling.argmax(logits) == labels.best
     shared = jax.lax.stop_gradient(overlap(labels.logits, logits))
     for place in range(net.shape.block):
@@ -313,27 +299,21 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
     The tokens of a draft are those of the text. Drafts at tokens that have no whole block of slots
     before them have no meaning.
     """
-    out = _along_text.output(target, params.target, batch)
-    text = read(net, params, out.hidden, batch)
+    out, layout = _along_text.output(target, params.target, batch), _along_text.layout_of(batch)
+    none, inputs = network.no_carry(net, params, len(out.hidden)), slots_of(out.hidden, batch)
+    outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
+    text = Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
 
-    def step(state: tuple, number: int) -> tuple[jax.Array, tuple]:
+    def step(state: State, number: int) -> tuple[Array, State]:
         if number and number % net.shape.block == 0:
-            state = _next(net, params, batch, text, number, *state)
+            state = _next(net, params, batch, text, number, state)
         return logits_of(net.ends, params, state[0][number % net.shape.block]), state
 
     state = _first(net, params, text), (), text.carries
     yield from Drafts(batch, out.logits, step, state).along(depth)
 
 
-def read(net: Net, params: ModelParams, features: jax.Array, batch: Batch) -> Text:
-    """The slots of a batch, with features [B,T,D]."""
-    layout, none = _along_text.layout_of(batch), network.no_carry(net, params, len(features))
-    inputs = slots_of(features, batch)
-    outputs, carries = network.recur(net, params, *inputs, none, layout.depth == 0)
-    return Text(layout, outputs, carries, network.keys(net, params, outputs, layout.depth))
-
-
-def _first(net: Net, params: ModelParams, text: Text) -> tuple[jax.Array, ...]:
+def _first(net: Net, params: ModelParams, text: Text) -> tuple[Array, ...]:
     """k arrays [B,T,D]: for each slot as the last one of a block, the output at each of its slots.
 
     Place i of the block that ends at slot s is slot s - k + 1 + i, and reads the slots up to s.
@@ -352,20 +332,13 @@ def _first(net: Net, params: ModelParams, text: Text) -> tuple[jax.Array, ...]:
 
 
 def _next(
-    net: Net,
-    params: ModelParams,
-    batch: Batch,
-    text: Text,
-    number: int,
-    features: tuple[jax.Array, ...],
-    fed: tuple[KVBlock, ...],
-    carry: jax.Array,
-) -> tuple[tuple[jax.Array, ...], tuple[KVBlock, ...], jax.Array]:
+    net: Net, params: ModelParams, batch: Batch, text: Text, number: int, state: State
+) -> State:
     """The block that begins at depth ``number``, after the text's tokens at the depths before it.
 
-    ``features`` are the outputs for the block before it, ``fed`` the slots of each draft so far,
-    ``carry`` [B,T,2,2,D] the LSTM's. Returns the same for this block.
+    ``state`` is that of the block before it; returns that of this block.
     """
+    features, fed, carry = state
     (rows, size), width = text.outputs.shape[:2], net.shape.block
     fed_tokens = [ahead(batch.tokens, number - width + i + 2, size) for i in range(width)]
     tokens, estimated = jnp.stack(fed_tokens, 2), jnp.stack(features, 2)
@@ -382,5 +355,4 @@ def _next(
         before = tree.join(text.own, *fed, *others)
         out, _ = network.predict(net, params, outputs[:, :, i], cache, layout, before)
         hidden.append(out)
-    carry = carries[:, -1].reshape(carry.shape)
-    return tuple(hidden), (*fed, *own), carry
+    return tuple(hidden), (*fed, *own), carries[:, -1].reshape(carry.shape)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import nnx, struct
 
 from specjax import cache as kv
-from specjax.cache import KVBlock
+from specjax.cache import KVBlock, KVCache
 from specjax.drafters.files import Ends
 from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.eagle._network import Layer, Layers
@@ -35,7 +35,7 @@ from specjax.models.attention import past, rope_angle
 from specjax.models.layers import Module, at_least, matmul
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
-from specjax.types import ModelParams, Params
+from specjax.types import Array, ModelParams, Params
 
 LAYERS = 2  # of the LSTM
 
@@ -48,21 +48,11 @@ class FalconShape:
     block: int  # k, tokens of one forward pass
 
 
-class FalconLayer(Layers):
-    """The decoder layer."""
-
-    def __init__(self, shape: FalconShape, dtype, rngs: nnx.Rngs):
-        config = shape.config
-        super().__init__(Layer(config, dtype, rngs, first=True), config, dtype, rngs)
-
-    def keys(self, x: jax.Array, angle: jax.Array | None) -> KVBlock:
-        """[B,T,D] -> the keys and values of T slots, as those of ``run``."""
-        attention = self.layers["0"].attention
-        k, v = attention.part("k", x, angle), attention.part("v", x, angle)
-        return KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
+def _decoder_layer(shape: FalconShape, dtype: Any, rngs: nnx.Rngs) -> Layers:
+    return Layers(Layer(shape.config, dtype, rngs, first=True), shape.config, dtype, rngs)
 
 
-LAYER = Module(FalconLayer)
+LAYER = Module(_decoder_layer)
 
 
 class Net(NamedTuple):
@@ -76,20 +66,20 @@ class Net(NamedTuple):
 class Committed(struct.PyTreeNode):
     """What the slots of the committed text leave; all of them read the target's features."""
 
-    cache: kv.KVCache
-    carry: jax.Array  # [B,2,2,D] the LSTM's, after the newest slot, in float32 at least
-    recent: jax.Array  # [B,k,D] the LSTM's outputs at the newest k slots; zeros before the text
+    cache: KVCache
+    carry: Array  # [B,2,2,D] the LSTM's, after the newest slot, in float32 at least
+    recent: Array  # [B,k,D] the LSTM's outputs at the newest k slots; zeros before the text
 
 
 class Slots(struct.PyTreeNode):
     """What was computed for T slots after a text."""
 
-    own: kv.KVBlock  # keys and values
-    outputs: jax.Array  # [B,T,D] the LSTM's
-    carries: jax.Array  # [B,T,2,2,D] the LSTM's, after each slot
+    own: KVBlock  # keys and values
+    outputs: Array  # [B,T,D] the LSTM's
+    carries: Array  # [B,T,2,2,D] the LSTM's, after each slot
 
 
-def no_carry(net: Net, params: ModelParams, batch: int) -> jax.Array:
+def no_carry(net: Net, params: ModelParams, batch: int) -> Array:
     """[B,2,2,D]: the LSTM's carry before a text, in float32 at least."""
     width, dtype = net.shape.config.hidden_size, dtype_of(net, params)
     return jnp.zeros((batch, LAYERS, 2, width), jnp.promote_types(dtype, jnp.float32))
@@ -106,12 +96,12 @@ def no_text(net: Net, params: ModelParams, batch: int, slots: int) -> Committed:
 def recur(
     net: Net,
     params: ModelParams,
-    tokens: jax.Array,
-    features: jax.Array,
-    carry: jax.Array,
-    begins: jax.Array | None = None,
-    kept: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    tokens: Array,
+    features: Array,
+    carry: Array,
+    begins: Array | None = None,
+    kept: Array | None = None,
+) -> tuple[Array, Array]:
     """tokens i32[B,T] and features [B,T,D] of slots -> ``lstm``."""
     dtype = dtype_of(net, params)
     embedded = net.ends.embed(params.target, tokens).astype(dtype)
@@ -119,22 +109,24 @@ def recur(
     return lstm(params.draft["lstm"], x, carry, begins, kept)
 
 
-def keys(net: Net, params: ModelParams, outputs: jax.Array, positions: jax.Array) -> kv.KVBlock:
+def keys(net: Net, params: ModelParams, outputs: Array, positions: Array) -> KVBlock:
     """The keys and values of slots with these outputs [B,T,D], at ``positions`` i32[B,T]."""
-    angle = rope_angle(net.shape.config, positions)
-    return _layer(net, params).keys(outputs, angle)
+    angle, attention = (
+        rope_angle(net.shape.config, positions),
+        _layer(net, params).layers["0"].attention,
+    )
+    k, v = (attention.part(part, outputs, angle) for part in ("k", "v"))
+    return KVBlock((k,), (v,), outputs[..., 0].astype(jnp.float32))
 
 
-def feed(
-    net: Net, params: ModelParams, tokens: jax.Array, features: jax.Array, before: Committed
-) -> Slots:
+def feed(net: Net, params: ModelParams, tokens: Array, features: Array, before: Committed) -> Slots:
     """The T slots that follow the committed ones, with the target's features [B,T,D]."""
     outputs, carries = recur(net, params, tokens, features, before.carry)
     positions = before.cache.length[:, None] + jnp.arange(tokens.shape[1])
     return Slots(keys(net, params, outputs, positions), outputs, carries)
 
 
-def commit(before: Committed, slots: Slots, count: jax.Array) -> Committed:
+def commit(before: Committed, slots: Slots, count: Array) -> Committed:
     """Appends the first count[b] slots; the others leave nothing."""
     at = jax.vmap(lambda row, index: row[index])
     carries = jnp.concatenate([before.carry[:, None], slots.carries], 1)
@@ -147,19 +139,18 @@ def commit(before: Committed, slots: Slots, count: jax.Array) -> Committed:
 def predict(
     net: Net,
     params: ModelParams,
-    outputs: jax.Array,
-    cache: kv.KVCache,
+    outputs: Array,
+    cache: KVCache,
     layout: Layout | Columns,
-    block: kv.KVBlock | None = None,
-) -> tuple[jax.Array, kv.KVBlock]:
+    block: KVBlock | None = None,
+) -> tuple[Array, KVBlock]:
     """The decoder layer at slots with these outputs [B,T,D]: [B,T,D], their keys and values."""
-    fed = 0 if block is None else block.size
-    view = past(cache, outputs.shape[1], layout, fed)
-    module = _layer(net, params)
-    return module.run(outputs, rope_angle(net.shape.config, view.positions), view, cache, block)
+    view = past(cache, outputs.shape[1], layout, 0 if block is None else block.size)
+    angle, module = rope_angle(net.shape.config, view.positions), _layer(net, params)
+    return module.run(outputs, angle, view, cache, block)
 
 
-def first_block(net: Net, params: ModelParams, text: Committed) -> jax.Array:
+def first_block(net: Net, params: ModelParams, text: Committed) -> Array:
     """[B,k,D]: the estimated features of the pending token and the k - 1 tokens after it.
 
     The text must have k slots.
@@ -174,10 +165,18 @@ def first_block(net: Net, params: ModelParams, text: Committed) -> jax.Array:
     return predict(net, params, text.recent, before, layout)[0]
 
 
-def start(shape: FalconShape, target_params: Params, key: jax.Array) -> Params:
+def start(shape: FalconShape, target_params: Params, key: Array) -> Params:
     """New parameters: the LSTM's uniform in 1 / sqrt(D) (torch), others as EAGLE's."""
     width, keys = shape.config.hidden_size, jax.random.split(key, 2)
-    sizes, tree = jax.tree.flatten(lstm_shapes(width), is_leaf=lambda x: isinstance(x, tuple))
+
+    def linear(read: int) -> dict[str, tuple[int, ...]]:
+        return {"kernel": (read, 4 * width), "bias": (4 * width,)}
+
+    shapes = {
+        str(layer): {"input": linear(width if layer else 2 * width), "hidden": linear(width)}
+        for layer in range(LAYERS)
+    }
+    sizes, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
     bound = width**-0.5
     drawn = [
         jax.random.uniform(leaf_key, size, jnp.float32, -bound, bound)
@@ -191,29 +190,13 @@ def dtype_of(net: Net, params: ModelParams) -> Any:
     return at_least(net.dtype, params.draft)
 
 
-def _layer(net: Net, params: ModelParams) -> FalconLayer:
+def _layer(net: Net, params: ModelParams) -> Layers:
     return LAYER.merge(net.shape, params.draft, net.dtype)
 
 
-def lstm_shapes(width: int) -> dict[str, Any]:
-    """The shapes of the LSTM's parameters, a nested dict."""
-
-    def linear(read: int) -> dict[str, tuple[int, ...]]:
-        return {"kernel": (read, 4 * width), "bias": (4 * width,)}
-
-    return {
-        str(layer): {"input": linear(width if layer else 2 * width), "hidden": linear(width)}
-        for layer in range(LAYERS)
-    }
-
-
 def lstm(
-    params: Params,
-    x: jax.Array,
-    carry: jax.Array,
-    begins: jax.Array | None = None,
-    kept: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    params: Params, x: Array, carry: Array, begins: Array | None = None, kept: Array | None = None
+) -> tuple[Array, Array]:
     """x [B,T,2D] -> (outputs [B,T,D], the carry after each slot [B,T,2,2,D]).
 
     ``carry`` [B,2,2,D] has for each layer the output and the cell. ``begins`` bool[B,T]: slots
@@ -230,16 +213,14 @@ def lstm(
     return x, jnp.stack(states, 2)
 
 
-def _lstm_layer(
-    own: Params, x: jax.Array, carry: jax.Array, begins: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def _lstm_layer(own: Params, x: Array, carry: Array, begins: Array | None) -> tuple[Array, Array]:
     """[B,T,E] -> (outputs [B,T,D], outputs and cells [B,T,2,D])."""
     reads, again = own["input"], own["hidden"]
     # One product for all slots; only the recurrent one is inside the loop.
     gates = matmul(x, reads["kernel"]) + reads["bias"] + again["bias"]
     first = jnp.zeros(gates.shape[:2], bool) if begins is None else begins
 
-    def slot(state: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def slot(state: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
         gate, first = given
         if begins is not None:
             state = jnp.where(first[:, None, None], 0, state)

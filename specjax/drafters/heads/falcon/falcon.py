@@ -15,7 +15,6 @@ probabilities are L1 with "chain", "recursive" and their variants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -27,10 +26,9 @@ from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
 from specjax.drafters import files, growth
-from specjax.drafters.files import Given
 from specjax.drafters.files.codec import Codec, Rule, Rules
 from specjax.drafters.files.decoder_layers import WITHOUT_NORM, decoder_layer
-from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import DYNAMIC, Method
 from specjax.drafters.heads import _prefix, _shape
 from specjax.drafters.heads.eagle._network import layer_facts
@@ -42,15 +40,7 @@ from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import TooLong, UserError
 from specjax.models.layers import dtype_of
 from specjax.tree import Layout
-from specjax.types import (
-    LM,
-    Context,
-    Drafter,
-    ModelParams,
-    Output,
-    Training,
-    Verdict,
-)
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Verdict
 
 REFERENCE = "gao2024falcon"
 
@@ -91,7 +81,30 @@ def make(target: LM, keys: Keys) -> Drafter:
     _shape.check(NAME, given, _shape.leaves_of(Bound(network.start, shape)))
     net = Net(shape, given.ends, dtype_of(given.params))
     facts = (*layer_facts(config), *files.facts(Keys, shape))
-    return _build(target, net, keys, given, Bound(_loss.training, net, target, facts=facts))
+    steps = shape.block * -(-DEPTH // shape.block)
+    accuracy = given.config.get("accuracy")
+    method = Method(NAME, DYNAMIC, "top_k", target.vocab_size, accuracy=accuracy, steps=steps)
+    plan = growth.read(method, keys)
+    _check_blocks(shape.block, plan.growth.depth)
+    stepper = Stepper(
+        init=Bound(_init, net, plan.growth.depth),
+        begin=Bound(_begin, net),
+        step=Bound(_step, net),
+        commit=Bound(_commit, net),
+    )
+    own, training = given.init_params(NAME), _loss.training(net, target, plan, facts)
+    return growth.build(NAME, stepper, plan, own, training=training, features=True)
+
+
+def _check_blocks(size: int, depth: int) -> None:
+    """Raises UserError for a draft that ends inside a block."""
+    if depth % size:
+        below, above = depth // size * size, (depth // size + 1) * size
+        right = f"{below} or {above}" if below else f"{above}"
+        raise TooLong(
+            f"the draft is {depth} tokens deep, and {NAME} drafts blocks of {size}; take a tree of "
+            f"blocks, {right} tokens deep"
+        )
 
 
 # When a draft grows, the network has the slots of all committed tokens, with the target's features.
@@ -110,81 +123,31 @@ class Kept(struct.PyTreeNode):
 
     text: Committed
     # [B,M+1,D] the target's features of the slots that follow those of ``text``.
-    features: jax.Array
+    features: Array
 
 
 class Memory(struct.PyTreeNode):
     """What the nodes below a fed node read: the block that predicts its children."""
 
-    logits: jax.Array  # f[B,P,k,V]
-    features: jax.Array  # [B,P,k,D] estimated
-    tokens: jax.Array  # i32[B,P,k] of the path, from the first token of this block
-    carry: jax.Array  # [B,P,2,2,D] the LSTM's, after the slots that predict the block
+    logits: Array  # f[B,P,k,V]
+    features: Array  # [B,P,k,D] estimated
+    tokens: Array  # i32[B,P,k] of the path, from the first token of this block
+    carry: Array  # [B,P,2,2,D] the LSTM's, after the slots that predict the block
     # [B,P,k,H,head_dim] keys and values of these slots. They are read where the node is the last
     # one of its block, so that it was fed with them.
-    k: jax.Array
-    v: jax.Array
-    output: jax.Array  # f32[B,P] as ``KVBlock.output``
-
-
-def _build(
-    target: LM, net: Net, keys: NetworkKeys, given: Given, training: Callable[[Plan], Training]
-) -> Drafter:
-    """The drafter of a network; without keys, EAGLE-2's dynamic tree of 6 tokens or more.
-
-    L1 with a rule that takes its siblings. Raises UserError for keys of a tree that do not fit.
-    """
-    usual = net.shape.block * -(-DEPTH // net.shape.block)
-    method = Method(
-        NAME,
-        DYNAMIC,
-        "top_k",
-        target.vocab_size,
-        accuracy=given.config.get("accuracy"),
-        steps=usual,
-    )
-    plan = growth.read(method, keys)
-    _check_blocks(net.shape.block, plan.growth.depth)
-    stepper = Stepper(
-        init=Bound(_init, net, plan.growth.depth),
-        begin=Bound(_begin, net),
-        step=Bound(_step, net),
-        commit=Bound(_commit, net),
-    )
-    return growth.build(
-        NAME,
-        stepper,
-        plan,
-        given.init_params(NAME),
-        training=training(plan),
-        features=True,
-    )
-
-
-def _check_blocks(size: int, depth: int) -> None:
-    """Raises UserError for a draft that ends inside a block."""
-    if depth % size:
-        below, above = depth // size * size, (depth // size + 1) * size
-        right = f"{below} or {above}" if below else f"{above}"
-        raise TooLong(
-            f"the draft is {depth} tokens deep, and {NAME} drafts blocks of {size}; take a tree of "
-            f"blocks, {right} tokens deep"
-        )
+    k: Array
+    v: Array
+    output: Array  # f32[B,P] as ``KVBlock.output``
 
 
 def _init(
-    net: Net,
-    longest: int,
-    params: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    net: Net, longest: int, params: ModelParams, context: Context, out: Output, slots: int
 ) -> Kept:
     """Feeds all slots of the prompt."""
-    batch, size = target_out.hidden.shape[:2]
+    batch, size = out.hidden.shape[:2]
     text = network.no_text(net, params, batch, slots)
     if size:
-        inputs = context.tokens[:, 1 : 1 + size], target_out.hidden
+        inputs = context.tokens[:, 1 : 1 + size], out.hidden
         feed = Bound(_feed, net, params)
         text = _prefix.feed(feed, network.commit, inputs, context.length - 1, text)[1]
     width = net.shape.config.hidden_size
@@ -192,7 +155,7 @@ def _init(
 
 
 def _feed(
-    net: Net, params: ModelParams, inputs: tuple[jax.Array, jax.Array], text: Committed
+    net: Net, params: ModelParams, inputs: tuple[Array, Array], text: Committed
 ) -> tuple[None, Slots]:
     return None, network.feed(net, params, *inputs, text)
 
@@ -214,15 +177,13 @@ def _begin(net: Net, params: ModelParams, context: Context, kept: Kept) -> Begun
     k, v = (jnp.repeat(x[0][:, :, None], net.shape.block, 2) for x in (slots.k, slots.v))
     empty = jnp.zeros((len(tokens), 1, net.shape.block), jnp.int32)
     block = (logits[:, None], hidden[:, None], empty, text.carry[:, None], k, v)
-    memory = Memory(*block, slots.output)
-    return Begun(
-        logits[:, 0], kept.replace(text=text), memory, text.cache.length >= net.shape.block
-    )
+    first, ready = logits[:, 0], text.cache.length >= net.shape.block
+    return Begun(first, kept.replace(text=text), Memory(*block, slots.output), ready)
 
 
 def _step(
     net: Net, params: ModelParams, kept: Kept, nodes: Nodes, block: Memory
-) -> tuple[jax.Array, Memory]:
+) -> tuple[Array, Memory]:
     """``Stepper.step``; the depth is static. The last nodes of a block are fed to the network."""
     size, depth = net.shape.block, int(nodes.depth)
     above: Memory = growth.at(block, nodes.parents)
@@ -230,40 +191,24 @@ def _step(
     if depth % size:
         return above.logits[:, :, depth % size], above.replace(tokens=tokens)
     rows, count = tokens.shape[:2]
-
-    def flat(x: jax.Array) -> jax.Array:
-        return x.reshape(rows * count, *x.shape[2:])
-
-    given = (flat(tokens), flat(above.features), flat(above.carry))
-    outputs, carries = network.recur(net, params, *given)
-    before = block_slots(block, block.tokens.shape[1])
-    layout = block_layout(nodes.layout, size)
-    hidden, own = network.predict(
-        net, params, outputs.reshape(rows, count * size, -1), kept.text.cache, layout, before
-    )
+    given = (tokens, above.features, above.carry)
+    flat = [x.reshape(rows * count, *x.shape[2:]) for x in given]
+    outputs, carries = network.recur(net, params, *flat)
+    before, layout = block_slots(block), block_layout(nodes.layout, size)
+    outputs = outputs.reshape(rows, count * size, -1)
+    hidden, own = network.predict(net, params, outputs, kept.text.cache, layout, before)
     hidden = hidden.reshape(rows, count, size, -1)
     logits = logits_of(net.ends, params, hidden)
     k, v = (x.reshape(rows, count, size, *x.shape[2:]) for x in (own.k[0], own.v[0]))
-    memory = Memory(
-        logits,
-        hidden,
-        jnp.zeros_like(tokens),
-        carries[:, -1].reshape(above.carry.shape),
-        k,
-        v,
-        own.output.reshape(rows, count, size).sum(-1),
-    )
-    return logits[:, :, 0], memory
+    empty, carry = jnp.zeros_like(tokens), carries[:, -1].reshape(above.carry.shape)
+    output = own.output.reshape(rows, count, size).sum(-1)
+    return logits[:, :, 0], Memory(logits, hidden, empty, carry, k, v, output)
 
 
-def block_slots(block: Memory, places: int) -> KVBlock:
+def block_slots(block: Memory) -> KVBlock:
     """The keys and values at P places, of k slots each: [B,P*k,...]."""
-    size = block.k.shape[2]
-
-    def slots(x: jax.Array) -> jax.Array:
-        return x.reshape(x.shape[0], places * size, *x.shape[3:])
-
-    return KVBlock((slots(block.k),), (slots(block.v),), jnp.repeat(block.output, size, 1))
+    k, v = (x.reshape(x.shape[0], -1, *x.shape[3:]) for x in (block.k, block.v))
+    return KVBlock((k,), (v,), jnp.repeat(block.output, block.k.shape[2], 1))
 
 
 def block_layout(layout: Layout, size: int) -> Layout:
@@ -281,15 +226,10 @@ def block_layout(layout: Layout, size: int) -> Layout:
 
 
 def _commit(
-    net: Net,
-    params: ModelParams,
-    kept: Kept,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    net: Net, params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output
 ) -> Kept:
     """Keeps the target's features of the pending token and the accepted nodes."""
-    features = growth.fed_to_target(target_out.hidden, verdict).astype(kept.features.dtype)
+    features = growth.fed_to_target(out.hidden, verdict).astype(kept.features.dtype)
     features = tree.sized(features, kept.features.shape[1])
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))
@@ -298,13 +238,11 @@ def _commit(
 def _rules() -> Rules:
     """EAGLE-1's names of a decoder layer, and those that torch gives the parameters of an LSTM."""
     rules = decoder_layer("layers.0.", "layers.0.", WITHOUT_NORM, biases={})
-    for layer, part, name, dims in (
-        *((0, "input", "ih", "2D 4D"), (0, "hidden", "hh", "D 4D")),
-        *((1, "input", "ih", "D 4D"), (1, "hidden", "hh", "D 4D")),
-    ):
-        place = f"lstm.{layer}.{part}"
-        weight = Rule(f"lstm.weight_{name}_l{layer}", f"{place}.kernel", dims, True)
-        rules += (weight, Rule(f"lstm.bias_{name}_l{layer}", f"{place}.bias", "4D"))
+    for layer, read in ((0, "2D"), (1, "D")):
+        for part, name, dims in (("input", "ih", f"{read} 4D"), ("hidden", "hh", "D 4D")):
+            place = f"lstm.{layer}.{part}"
+            weight = Rule(f"lstm.weight_{name}_l{layer}", f"{place}.kernel", dims, True)
+            rules += (weight, Rule(f"lstm.bias_{name}_l{layer}", f"{place}.bias", "4D"))
     return rules
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import cache as kv
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.declare import key
-from specjax.drafters import _foresee, growth
+from specjax.drafters import growth
 from specjax.drafters.files import Given, ends
 from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
@@ -37,9 +38,13 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Training,
     Verdict,
 )
+
+
+def begin_with_feature(params: Any, feature: Array) -> Array:
+    """``Heads.begin`` where the state is the feature itself."""
+    return feature
 
 
 class Heads(NamedTuple):
@@ -52,10 +57,10 @@ class Heads(NamedTuple):
 
     name: str
     depth: int  # how many heads
-    begin: Callable[..., Any]
     step: Callable[..., tuple[Array, Any]]
     # (target_params, key) -> new parameters to start training with.
     start: Callable[..., Params]
+    begin: Callable[..., Any] = begin_with_feature
     # (params, state) -> f[K,...,V], the logits of all depths in one pass, for heads that do not
     # read the draft's tokens: ``step`` then takes a traced depth and returns the state unchanged.
     # None: heads read them.
@@ -77,11 +82,6 @@ class Heads(NamedTuple):
         """[B,T,E]: what they read of the target's output."""
         return out.taps[0] if self.taps else out.hidden
 
-    @property
-    def independent(self) -> bool:
-        """Whether the logits depend on the depth alone and not on the draft's tokens."""
-        return self.every is not None
-
 
 # (the target's parameters, [...]) -> [...]: ``LM.unembed`` or ``LM.embed``.
 OfTarget = Callable[[Params, Array], Array]
@@ -93,8 +93,7 @@ def step_of(
     head: Head, params: ModelParams, feature: Array, depth: Any, *_: Any
 ) -> tuple[Array, Array]:
     """``Heads.step`` of heads that do not read the draft's tokens, see ``at_all_depths``."""
-    own = jax.tree.map(lambda x: x[depth], params.draft)
-    return head(own, params.target, feature), feature
+    return head(jax.tree.map(lambda x: x[depth], params.draft), params.target, feature), feature
 
 
 def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:
@@ -109,9 +108,9 @@ def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:
     return jax.vmap(head, (0, None, 0))(params.draft, params.target, features)
 
 
-def begin_with_feature(params: Any, feature: Array) -> Array:
-    """``Heads.begin`` where the state is the feature itself."""
-    return feature
+def zeros(read: int, size: int) -> Params:
+    """A linear map with a bias that gives zeros."""
+    return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
 
 
 def output_kernel(target: LM, target_params: Params) -> Array:
@@ -139,16 +138,10 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
     L1 with a rule that takes its siblings. Raises UserError for a tree deeper than there are heads,
     and for a search without measured accuracies.
     """
-    method = Method(
-        heads.name,
-        heads.tree or shapes.chain(heads.depth),
-        "top_k",
-        target.vocab_size,
-        None if heads.looped else heads.depth,
-        heads.independent,
-        given.config.get("accuracy"),
-        heads.depth,
-    )
+    shape, independent = heads.tree or shapes.chain(heads.depth), heads.every is not None
+    deepest, accuracy = None if heads.looped else heads.depth, given.config.get("accuracy")
+    own = deepest, independent, accuracy, heads.depth
+    method = Method(heads.name, shape, "top_k", target.vocab_size, *own)
     plan = growth.read(method, keys)
     stepper = Stepper(
         init=Bound(_init, heads),
@@ -156,31 +149,25 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         step=Bound(_step, heads),
         commit=Bound(_commit, heads),
         looped=heads.looped,
-        independent=heads.independent,
+        independent=independent,
         lazy=True,
     )
     target = target.with_taps(heads.taps) if heads.taps else target
-    training = Training(
-        loss=Bound(loss, heads, target),
-        start=heads.start,
-        **_foresee.forecasts(Bound(along, heads, target), plan, ranked=heads.depth),
-        facts=heads.facts,
-    )
+    parts = Bound(loss, heads, target), heads.start, Bound(along, heads, target)
+    training = _along_text.training(*parts, plan, heads.facts, ranked=heads.depth)
     own = given.init_params(heads.name)
     drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
     return drafter._replace(taps=heads.taps)
 
 
-def _init(
-    heads: Heads, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
-    batch, size = target_out.hidden.shape[:2]
+def _init(heads: Heads, params: ModelParams, context: Context, out: Output, slots: int) -> State:
+    batch, size = out.hidden.shape[:2]
     count = context.length - 1
-    features, cache, prefix = heads.read(target_out), None, heads.prefix
+    features, cache, prefix = heads.read(out), None, heads.prefix
     if prefix is not None:
         cache, apply = prefix.init_cache(batch, slots), Bound(prefix.apply, params)
         if size:
-            features, cache = _prefix.feed(apply, prefix.commit, features, count, cache)
+            features, cache = _prefix.feed(apply, kv.commit, features, count, cache)
         else:
             one = jnp.zeros((batch, 1, features.shape[-1]), features.dtype)
             features = tree.shapes(apply, one, cache)[0]
@@ -213,17 +200,12 @@ def _step(
 
 
 def _commit(
-    heads: Heads,
-    params: ModelParams,
-    state: State,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    heads: Heads, params: ModelParams, state: State, drafted: None, verdict: Verdict, out: Output
 ) -> State:
-    cache, features = state.cache, growth.fed_to_target(heads.read(target_out), verdict)
+    cache, features = state.cache, growth.fed_to_target(heads.read(out), verdict)
     if heads.prefix is not None:
         features, block = heads.prefix.apply(params, features, cache)
-        cache = heads.prefix.commit(cache, block, verdict.count)
+        cache = kv.commit(cache, block, verdict.count)
     # The last committed token that the target was fed: the pending token or an accepted node, the
     # one before the newest token.
     feature, alive = _at(features, jnp.maximum(verdict.count - 1, 0)), verdict.count > 0
@@ -312,7 +294,7 @@ def loss(
     if keys.slots == "all":
         return _depth_loss.loss(found, keys, heads.depth, number)
     depth = jax.random.randint(key, (), 0, heads.depth)
-    term = _depth_loss.term_of(found, _depth_loss.terms_of(keys, number))
+    term = _depth_loss.term_of(found, keys, number)
     term = jax.checkpoint(term) if keys.remat else term
     value, sizes, _ = term((found.state, None), depth)
     sizes = {name: keys.decay**depth * sizes[name] for name in ("scale", "uniform")}
@@ -320,19 +302,15 @@ def loss(
 
 
 def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
-    if keys.slots == "one" and not heads.independent:
+    if keys.slots == "one" and heads.every is None:
         raise UserError(
             f"each head of {heads.name} continues from the head before it; loss.slots must be 'all'"
         )
-    if keys.slots == "one" and keys.places:
-        raise UserError(
-            f"loss.places is {keys.places}, and loss.slots 'one' trains one depth at a time; leave "
-            "one out"
-        )
-    if keys.slots == "one" and keys.pace is not None:
-        raise UserError(
-            f"loss.pace is {keys.pace}, and loss.slots 'one' trains one depth at a time; leave one "
-            "out"
-        )
+    for name, value in (("places", keys.places or None), ("pace", keys.pace)):
+        if keys.slots == "one" and value is not None:
+            raise UserError(
+                f"loss.{name} is {value}, and loss.slots 'one' trains one depth at a time; leave "
+                "one out"
+            )
     if batch.tokens.shape[1] < 3:
         raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")

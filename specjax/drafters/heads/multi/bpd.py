@@ -23,16 +23,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import (
-    Codec,
-    Config,
-    Found,
-    Leaves,
-    Rules,
-    Shapes,
-    Sizes,
-    linear,
-)
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Rules, Shapes, Sizes, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
 from specjax.drafters.shared_keys import HeadKeys
@@ -91,7 +82,6 @@ def make(target: LM, keys: Keys) -> Drafter:
     family = _heads.Heads(
         name="bpd",
         depth=heads,
-        begin=_heads.begin_with_feature,
         step=Bound(_joint_step, unembed) if joint else Bound(_heads.step_of, head),
         start=Bound(_start, heads, width, inner, joint),
         every=Bound(_joint_every, unembed) if joint else Bound(_heads.at_all_depths, head),

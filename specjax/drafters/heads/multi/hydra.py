@@ -50,9 +50,7 @@ from specjax.types import LM, Array, Drafter, ModelParams, Params
 REFERENCE = "ankner2024hydra"
 
 # Name of a target -> a head for it on the Hub.
-RELEASED = {
-    "vicuna-7b-v1.3": "ankner/hydra-vicuna-7b-v1.3",
-}
+RELEASED = {"vicuna-7b-v1.3": "ankner/hydra-vicuna-7b-v1.3"}
 
 # The authors' values.
 HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
@@ -102,8 +100,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             f"hidden_state_offset is {offset!r}; only heads on the last feature can be read"
         )
     shape = _prefix_shape(target, given, keys)
-    default = LAYERS if shape is None else LAYERS_AFTER_PREFIX
-    heads, layers = keys.heads, keys.layers or default
+    heads, layers = keys.heads, keys.layers or (LAYERS if shape is None else LAYERS_AFTER_PREFIX)
     dtype = dtype_of(given.params and given.params.get("prefix"))
     family = _heads.Heads(
         name="hydra",
@@ -127,19 +124,18 @@ def _prefix_shape(target: LM, given: Given, keys: Keys) -> TransformerConfig | N
     return _prefix.stored(given.params["prefix"], given.config, keys.head_dim)
 
 
-def _begin(heads: int, params: ModelParams, feature: Array) -> tuple[Array, Array]:
-    """The state is the feature [...,E] and the tokens since, i32[...,heads]."""
+# The feature [...,E] and the tokens since, i32[...,heads].
+State = tuple[Array, Array]
+
+
+def _begin(heads: int, params: ModelParams, feature: Array) -> State:
+    """``Heads.begin``."""
     return feature, jnp.zeros((*feature.shape[:-1], heads), jnp.int32)
 
 
 def _step(
-    embed: OfTarget,
-    layers: int,
-    params: ModelParams,
-    state: tuple[Array, Array],
-    depth: int,
-    tokens: Array,
-) -> tuple[Array, tuple[Array, Array]]:
+    embed: OfTarget, layers: int, params: ModelParams, state: State, depth: int, tokens: Array
+) -> tuple[Array, State]:
     feature, path = state
     path = path.at[..., depth].set(tokens)
     since = embed(params.target, path[..., : depth + 1])
@@ -148,8 +144,7 @@ def _step(
     hidden = affine(head["skip"], read) + jax.nn.silu(affine(head["in"], read))
     for layer in range(layers - 1):
         hidden = hidden + jax.nn.silu(affine(head["blocks"][str(layer)], hidden))
-    last = params.draft["head"][str(depth)]
-    return in_float32(affine(last, hidden)), (feature, path)
+    return in_float32(affine(params.draft["head"][str(depth)], hidden)), (feature, path)
 
 
 def _start(
@@ -167,23 +162,16 @@ def _start(
         read = (head + 2) * size
         # W is zero, as in the authors' code. R copies s and ignores the embeddings: a head begins
         # as the target's own map of the feature and not as noise.
-        skip = jnp.eye(read, size)
-        mlp[str(head)] = {
-            "in": _zeros(read, size),
-            "skip": {"kernel": skip, "bias": jnp.zeros(size)},
-        }
+        skip = {"kernel": jnp.eye(read, size), "bias": jnp.zeros(size)}
+        mlp[str(head)] = {"in": _heads.zeros(read, size), "skip": skip}
         if layers > 1:
-            blocks = {str(layer): _zeros(size, size) for layer in range(layers - 1)}
+            blocks = {str(layer): _heads.zeros(size, size) for layer in range(layers - 1)}
             mlp[str(head)]["blocks"] = blocks
     # Not a stack: taking one head of it copies a matrix of the vocabulary's size, in every draft.
     # Each has its own buffer: training donates them.
     last = {str(i): {"kernel": jnp.copy(kernel), "bias": jnp.zeros(vocab)} for i in range(heads)}
     params = {"mlp": mlp, "head": last}
     return params if prefix is None else params | {"prefix": _prefix.start(prefix, key)}
-
-
-def _zeros(read: int, size: int) -> Params:
-    return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
 
 
 _PREFIX = "prefix_embeding_layer."  # (sic)
@@ -234,13 +222,12 @@ class _Files(Codec):
         return self.tables["dropout" if any(path[0] == "prefix" for path in shapes) else ""]
 
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
-        prefix = ("prefix", "norm", "scale") in leaves
         return super().facts(found, leaves, sizes) | {
             "hydra_num_heads": len({path[1] for path in leaves if path[0] == "head"}),
             "hydra_num_layers": 1 + len({x[3] for x in leaves if x[:3] == ("mlp", "0", "blocks")}),
             "grounded_heads": True,
             "tied": found.tied,
-            "hydra_head_arch": "prefix-mlp" if prefix else "mlp",
+            "hydra_head_arch": "prefix-mlp" if ("prefix", "norm", "scale") in leaves else "mlp",
         }
 
 

@@ -25,16 +25,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import (
-    Codec,
-    Config,
-    Found,
-    Leaves,
-    Sizes,
-    Tensors,
-    flag,
-    linear,
-)
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, flag, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
 from specjax.drafters.shared_keys import HeadKeys
@@ -82,14 +73,12 @@ def make(target: LM, keys: Keys) -> Drafter:
             tree that does not fit.
     """
     given, keys = files.read("medusa", target, keys)
-    heads, layers = keys.heads, keys.layers
     head = Bound(_head, given.ends.unembed)
     family = _heads.Heads(
         name="medusa",
-        depth=heads,
-        begin=_heads.begin_with_feature,
+        depth=keys.heads,
         step=Bound(_heads.step_of, head),
-        start=Bound(_start, target, heads, layers),
+        start=Bound(_start, target, keys.heads, keys.layers),
         every=Bound(_heads.at_all_depths, head),
     )
     return _heads.build(target, family, keys, given)

@@ -150,10 +150,9 @@ def _start(
     stages, after = (1, 1) if tie else (heads, heads - 1)
     shapes = {"emb": (stages, vocab, inner), "proj_in": (width, inner)}
     shapes |= {"head": (stages, inner, vocab)} | ({"proj": (after, inner, inner)} if after else {})
-    keys = jax.random.split(key, len(shapes))
     params: Params = {
         name: jax.random.normal(k, shape) / math.sqrt(inner)
-        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+        for k, (name, shape) in zip(jax.random.split(key, len(shapes)), shapes.items(), strict=True)
     }
     # Taking one matrix of a stack copies it, in every draft.
     params |= {name: _apart(params[name]) for name in ("head", "proj") if name in params}

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from specjax import cache as kv
 from specjax import declare
 from specjax.bound import Bound
+from specjax.cache import KVBlock, KVCache
 from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.files import Given, decoder_layers
@@ -133,15 +133,12 @@ def _last_layer(target: LM) -> tuple[TransformerConfig, int]:
         )
     if config is None:
         return _prefix.new(target.width or 0, target), 0
-    if config.is_recurrent(layers - 1) or config.attention_gate:
+    other = config.is_recurrent(layers - 1) or config.attention_gate
+    if other or config.has_experts(layers - 1):
+        what = "is recurrent or has a gate after its attention" if other else "has experts"
         raise UserError(
-            f"{NAME} has further layers of the kind of the target's last one, which is recurrent "
-            "or has a gate after its attention; such layers are not supported"
-        )
-    if config.has_experts(layers - 1):
-        raise UserError(
-            f"{NAME} has further layers of the kind of the target's last one, which has experts; "
-            "such layers are not supported"
+            f"{NAME} has further layers of the kind of the target's last one, which {what}; such "
+            "layers are not supported"
         )
     return config, layers - 1
 
@@ -175,11 +172,8 @@ def _start(shape: TrunkShape, target: LM, target_params: Params, key: Array) -> 
     if target.inside.decoder is not None:
         own = target_params["layers"][shape.layer]
         return {"layers": {str(j): jax.tree.map(jnp.asarray, own) for j in range(shape.heads)}}
-    params = _new(shape, key)
-    for layer in params["layers"].values():
-        for module, name in (("attention", "o"), ("mlp", "down")):
-            layer[module][name] = jax.tree.map(jnp.zeros_like, layer[module][name])
-    return params
+    layers = _new(shape, key)["layers"]
+    return {"layers": {name: _prefix.without_branches(own) for name, own in layers.items()}}
 
 
 def _prefix_of(shape: TrunkShape, dtype: Any) -> Prefix:
@@ -187,7 +181,7 @@ def _prefix_of(shape: TrunkShape, dtype: Any) -> Prefix:
     window = shape.config.window(shape.layer)
     windows = () if window is None else (window,) * shape.heads
     cache = Bound(_prefix.init_cache, shape.config, dtype, shape.heads, windows=windows)
-    return Prefix(cache, Bound(_apply, shape), kv.commit)
+    return Prefix(cache, Bound(_apply, shape))
 
 
 def _facts(target: LM, shape: TrunkShape) -> tuple[tuple[str, Any], ...]:
@@ -199,25 +193,23 @@ def _apply(
     shape: TrunkShape,
     params: ModelParams,
     features: Array,
-    cache: kv.KVCache,
+    cache: KVCache,
     layout: Layout | None = None,
-) -> tuple[Array, kv.KVBlock]:
+) -> tuple[Array, KVBlock]:
     """[B,T,E] -> ([B,T,K*E] before the target's last norm, keys and values of these tokens)."""
     every = params.draft["layers"]
     dtype = jax.tree.leaves(every)[0].dtype
     view = past(cache, features.shape[1], layout)
     own = shape.config.rope(shape.layer)
     angle = None if own is None else rope.angle(own, view.positions)
-    outputs, keys, values = [], [], []
+    computed = []
     for head in range(shape.heads):
         layer = MODULE.merge(shape, every[str(head)])
-        x, k, v = layer(features.astype(dtype), angle, view, stored(cache, None, head))
-        outputs.append(x)
-        keys.append(k)
-        values.append(v)
+        computed.append(layer(features.astype(dtype), angle, view, stored(cache, None, head)))
+    outputs, keys, values = zip(*computed, strict=True)
     # One number that depends on the reads of all layers.
     read = functools.reduce(jnp.add, (x[..., 0].astype(jnp.float32) for x in outputs))
-    block = kv.KVBlock(tuple(keys), tuple(values), read)
+    block = KVBlock(keys, values, read)
     return jnp.concatenate(outputs, -1).astype(features.dtype), block
 
 

@@ -33,15 +33,7 @@ from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import (
-    Codec,
-    Config,
-    Found,
-    Leaves,
-    Sizes,
-    Tensors,
-    linear,
-)
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.files.decoder_layers import plain_names
 from specjax.drafters.growth.plans import BEAM
 from specjax.drafters.heads.multi import _heads
@@ -61,11 +53,7 @@ class Keys(HeadKeys):
     """The keys of ``redrafter``."""
 
     layers: int = key(
-        0,
-        "number of blocks",
-        least=0,
-        new=LAYERS,
-        size=lambda params: len(params["block"]),
+        0, "number of blocks", least=0, new=LAYERS, size=lambda params: len(params["block"])
     )
     inner: int = key(
         0,
@@ -90,8 +78,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             does not fit.
     """
     given, keys = files.read("redrafter", target, keys)
-    width = given.ends.width
-    layers, inner = keys.layers, keys.inner or 2 * width
+    layers, inner = keys.layers, keys.inner or 2 * given.ends.width
     steps = keys.heads or whole("n_predict", given.config.get("n_predict", STEPS), 1)
     family = _heads.Heads(
         name="redrafter",
@@ -137,10 +124,7 @@ def _start(
     kernel = _heads.output_kernel(target, target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
-        "block": {
-            str(layer): {"kernel": jnp.zeros((inner, inner)), "bias": jnp.zeros(inner)}
-            for layer in range(layers)
-        },
+        "block": {str(layer): _heads.zeros(inner, inner) for layer in range(layers)},
         "head": {"kernel": jnp.zeros((inner, vocab)).at[:width].set(kernel[:inner])},
     }
     if inner != 2 * width:
