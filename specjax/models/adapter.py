@@ -37,7 +37,7 @@ def mapped(lm: LM, rename: Callable[[Params], Params]) -> LM:
         return function and Bound(_renamed, function, rename)
 
     def pair(function: Callable | None) -> Any:
-        return function and Bound(_renamed_pair, function, rename)
+        return function and Bound(_renamed, function, Bound(_first_of, rename))
 
     def numbered(make: Callable | None, wrap: Callable) -> Any:
         # Equal numbers give the same function.
@@ -66,10 +66,8 @@ def _renamed(function: Callable, rename: Callable, params: Params, *args: Any, *
     return function(rename(params), *args, **more)
 
 
-def _renamed_pair(
-    function: Callable, rename: Callable, pair: tuple, *args: Any, **more: Any
-) -> Any:
-    return function((rename(pair[0]), *pair[1:]), *args, **more)
+def _first_of(rename: Callable, pair: tuple) -> tuple:
+    return (rename(pair[0]), *pair[1:])
 
 
 class Buffers(struct.PyTreeNode):
@@ -101,7 +99,6 @@ class _Foreign(NamedTuple):
 
     call: Callable
     init_cache: Callable
-    vocab_size: int
     width: int
     chains_only: bool
     window: int | None
@@ -149,9 +146,7 @@ def from_call(
 
     Raises UserError for a cache of another form.
     """
-    treedef, axes = _axes(init_cache)
-    fixed = (vocab_size, width or 0, chains_only, window, treedef, axes)
-    foreign = _Foreign(call, init_cache, *fixed)
+    foreign = _Foreign(call, init_cache, width or 0, chains_only, window, *_axes(init_cache))
     return LM(
         Bound(_init, foreign),
         Bound(_apply, foreign),
@@ -173,25 +168,22 @@ def _axes(init_cache: Callable[[int, int], Any]) -> tuple[Any, tuple[_Axes, ...]
     if any(other != treedef for other in others):
         raise UserError("init_cache gives other trees for other sizes; give one form of cache")
     result = []
-    for name, *leaves in zip(_names(trees[0]), *map(jax.tree.leaves, trees), strict=True):
-        shape, longer, wider = (leaf.shape for leaf in leaves)
+    leaves = zip(jax.tree.leaves_with_path(trees[0]), *map(jax.tree.leaves, trees), strict=True)
+    for (path, leaf), *same in leaves:
+        shape, longer, wider = (each.shape for each in same)
         slots = [i for i, pair in enumerate(zip(shape, longer, strict=False)) if pair == (5, 7)]
         rows = [i for i, pair in enumerate(zip(shape, wider, strict=False)) if pair == (2, 3)]
-        index = shape == longer and jnp.issubdtype(leaves[0].dtype, jnp.integer)
+        index = shape == longer and jnp.issubdtype(leaf.dtype, jnp.integer)
         if not (index and len(rows) <= 1) and not len(slots) == len(rows) == 1:
+            where = jax.tree_util.keystr(path) or "its root"
             raise UserError(
-                f"init_cache(2, 5) gives {leaves[0].dtype}{list(shape)} at {name or 'its root'}; "
-                "an array of a cache has an axis of 2 rows and one of 5 slots, or is an integer "
-                "index"
+                f"init_cache(2, 5) gives {leaf.dtype}{list(shape)} at {where}; an array of a cache "
+                "has an axis of 2 rows and one of 5 slots, or is an integer index"
             )
         result.append(_Axes(rows[0] if rows else NONE, NONE if index else slots[0]))
     if not any(axes.slots != NONE for axes in result):
         raise UserError("init_cache gives no array with slots; give the cache of the model")
     return treedef, tuple(result)
-
-
-def _names(cache: Any) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(cache)]
 
 
 def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
@@ -251,14 +243,10 @@ def _apply(
 
 def _check_width(width: int, returned: int) -> None:
     """Raises UserError where ``call`` does not return hidden states of this width; 0: none."""
-    if width and not returned:
-        raise UserError(
-            f"width is {width}, and call returns no hidden states; return them, or leave width out"
-        )
     if width and width != returned:
-        raise UserError(
-            f"width is {width}, and call returns hidden states of {returned}; give width={returned}"
-        )
+        states = "no hidden states; return them, or leave width out"
+        states = f"hidden states of {returned}; give width={returned}" if returned else states
+        raise UserError(f"width is {width}, and call returns {states}")
 
 
 def _with_block(
