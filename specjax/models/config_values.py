@@ -33,12 +33,25 @@ def value_of(
     value = default if raw.get(key) is None else raw[key]
     valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
     if not valid or (kind is not bool and not 0 < value <= _MOST[kind]):
-        front = f"{where}: " if where else ""
         expected = f"a positive {'integer below 2**31' if kind is int else 'number'}"
         raise UserError(
-            f"{front}{key} is {'missing' if value is None else repr(value)[:60]}; "
+            f"{_front(where)}{key} is {'missing' if value is None else repr(value)[:60]}; "
             f"it must be {'true or false' if kind is bool else expected}"
         )
+    return value
+
+
+def _front(where: object) -> str:
+    return f"{where}: " if where else ""
+
+
+def token_id(
+    raw: Mapping[str, Any], key: str, least: int = -_MOST[int], where: object = ""
+) -> int | None:
+    """The token id under ``key``, at least ``least``; None: missing or null. Raises UserError."""
+    value = raw.get(key)
+    if value is not None and (type(value) is not int or not least <= value <= _MOST[int]):
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be a token id")
     return value
 
 
@@ -54,8 +67,7 @@ def object_of(raw: Mapping[str, Any], key: str, where: object = "") -> dict[str,
     """The object under ``key``; empty if it is missing or null. Raises UserError otherwise."""
     value = raw.get(key)
     if value is not None and not isinstance(value, dict):
-        front = f"{where}: " if where else ""
-        raise UserError(f"{front}{key} is {value!r}; it must be an object or null")
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be an object or null")
     return value or {}
 
 
@@ -116,11 +128,8 @@ def agreed(where: object, stated: Mapping[str, Any]) -> Any:
     given = [(key, value) for key, value in stated.items() if value is not None]
     for key, value in given[1:]:
         if value != given[0][1]:
-            front = f"{where}: " if where else ""
-            raise UserError(
-                f"{front}{given[0][0]} is {given[0][1]!r} and {key} is {value!r}; they must be "
-                "equal"
-            )
+            first = f"{_front(where)}{given[0][0]} is {given[0][1]!r}"
+            raise UserError(f"{first} and {key} is {value!r}; they must be equal")
     return given[0][1] if given else None
 
 
@@ -129,7 +138,7 @@ def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
     value = raw.get(key)
     names = [] if value is None else value
     if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{where}: {key} is {value!r}; it must be a list of names")
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be a list of names")
     return list(names)
 
 
@@ -177,8 +186,4 @@ def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
 
 def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:
     """The id of the mask under one of ``MASK_IDS``; None: not given. Raises UserError."""
-    given = {key: values[key] for key in MASK_IDS if values.get(key) is not None}
-    for key, value in given.items():
-        if type(value) is not int or value < 0:
-            raise UserError(f"{where}: {key} is {value!r}; it must be the id of a token")
-    return agreed(where, given)
+    return agreed(where, {key: token_id(values, key, 0, where) for key in MASK_IDS})

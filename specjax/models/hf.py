@@ -8,6 +8,7 @@ configuration, ``hf_weights`` the tensors, ``hf_tokenizer`` the rest.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import lm, memory, t5_config, tensor_files
-from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, translated
+from specjax.models.config_values import token_id
+from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, translated
 from specjax.models.hf_config import read_json as read_json
 from specjax.models.hf_tokenizer import fingerprint as fingerprint
 from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
@@ -242,8 +244,8 @@ def token_bytes(path: Path, tokenizer: Tokenizer) -> TokenBytes:
     Raises UserError for ids that begin or end a text and are no ids.
     """
     raw = read_config(path)
-    first, ends = (translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
-    ends = _of_generation(path, eos_ids, ends)
+    first = token_id(raw, "bos_token_id", where=path / "config.json")
+    ends = _of_generation(path, eos_ids, translated(path / "config.json", raw, eos_ids))
     return TokenBytes(fingerprint(tokenizer), tokenizer, first, ends)
 
 
@@ -263,9 +265,8 @@ def _config(path: Path) -> TransformerConfig:
     if not isinstance(config, T5Config):
         return config
     # Of T5 the start token may be there, and the tensors show whether there is a head.
-    key = "decoder_start_token_id"
-    start = _of_generation(path, lambda raw: t5_config.token_id(raw, key), None)
-    if start is not None:
+    read = functools.partial(token_id, key="decoder_start_token_id", least=0)
+    if (start := _of_generation(path, read, None)) is not None:
         config = dataclasses.replace(config, start_token_id=start)
     return t5_config.with_head(config, has_tensor(path, "lm_head.weight"))
 
@@ -292,11 +293,8 @@ def origin(directory: str | os.PathLike) -> Origin:
     if gguf_file.is_gguf(path) and path.is_file():
         return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
     config = path / "config.json"
-    how = (
-        translated(config, read_json(config), compressed_tensors.scheme)
-        if config.is_file()
-        else None
-    )
+    raw = read_json(config) if config.is_file() else {}
+    how = translated(config, raw, compressed_tensors.scheme)
     types = () if how is None else how.names
     if (snapshot := hub.snapshot_of(path)) is not None:
         name, commit = snapshot

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import check_read, value_of
+from specjax.models.config_values import check_read, token_id, value_of
 from specjax.models.families import ACTIVATIONS, Family
 from specjax.models.transformer_config import TransformerConfig
 
@@ -112,7 +112,7 @@ def read(raw: dict, eos: tuple[int, ...]) -> T5Config:
     # head (``with_head``).
     values["tie_embeddings"] = tied = value_of(raw, "tie_word_embeddings", bool, True)
     values["scale_logits"] = value_of(raw, "scale_decoder_outputs", bool, tied)
-    values |= {field: token_id(raw, key) for field, key in _TOKENS.items()}
+    values |= {field: token_id(raw, key, 0) for field, key in _TOKENS.items()}
     return t5(eos_token_id=eos, **values)
 
 
@@ -145,14 +145,6 @@ def with_head(config: T5Config, present: bool) -> T5Config:
     # The weights of T5 1.0 may have the embedding twice.
     tied = config.scale_logits or not present
     return dataclasses.replace(config, tie_embeddings=tied) if config.tie_embeddings else config
-
-
-def token_id(raw: dict, key: str) -> int | None:
-    """The token id under ``key``; None if it is missing or null. Raises UserError otherwise."""
-    value = raw.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise UserError(f"{key} is {value!r}; it must be a token id")
-    return value
 
 
 def write(config: T5Config) -> dict:
