@@ -286,8 +286,9 @@ def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 # The order of the parts of a fused tensor.
 _ORDER = ("q", "k", "v", "z", "gate", "up", "b", "a", "q_conv", "k_conv", "v_conv")
-# Parameters that are tensors without a module of their own.
-_BARE = {"a_log": "A_log", "dt_bias": "dt_bias"}
+_RANK = {part: rank for rank, part in enumerate(_ORDER)}
+# The ends of names; that of other parameters is "weight".
+_ENDS = {"bias": "bias", "a_log": "A_log", "dt_bias": "dt_bias"}
 
 
 class Stored(NamedTuple):
@@ -339,7 +340,7 @@ def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
     family, layout = family_of(config), {}
     leaves: Any = flatten_dict(lm.abstract_params(config))
     grouped: dict[str, list[tuple]] = {}
-    for path in sorted(leaves, key=_order):
+    for path in sorted(leaves, key=lambda path: _RANK.get(path[-2], -1)):
         if len(leaves[path].shape) == 3:
             layout |= _experts(family, path, leaves[path].shape)
         else:
@@ -365,19 +366,12 @@ def _heads_of(family: Family, name: str, config: TransformerConfig) -> int:
     return 0 if field is None else getattr(sizes, field)
 
 
-def _order(path: tuple) -> int:
-    part = path[-2] if len(path) > 1 else ""
-    return _ORDER.index(part) if part in _ORDER else -1
-
-
 def _name(family: Family, path: tuple) -> str:
     """The name of the tensor that has the parameter at this path."""
     first, *inner, leaf = path
     module = family.names[".".join(map(str, inner[1:])) if inner else first]
     prefix = f"{family.names['layers']}.{inner[0]}." if inner else ""
-    if leaf in _BARE:
-        return f"{prefix}{module}.{_BARE[leaf]}"
-    return f"{prefix}{module}.{'bias' if leaf == 'bias' else 'weight'}"
+    return f"{prefix}{module}.{_ENDS.get(leaf, 'weight')}"
 
 
 def _experts(family: Family, path: tuple, shape: tuple[int, ...]) -> dict[str, Stored]:

@@ -79,10 +79,7 @@ def read(
             if share != 1
             else f"head_dim {head_dim} is odd; rotary positions need an even one"
         )
-    scaling = _scaling(given, dim, positions)
-    if long and scaling is not None and scaling["kind"] == "longrope":
-        scaling["long"] = True
-    return Rope(theta, dim, None if scaling is None else RopeScaling(**scaling))
+    return Rope(theta, dim, _scaling(given, dim, positions, long))
 
 
 def _per_layer(raw: dict) -> bool:
@@ -114,8 +111,8 @@ def settings(raw: dict, layer_type: str | None = None) -> dict[str, Any]:
     return {key: value for key, value in top.items() if value is not None} | given
 
 
-def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
-    """The fields of RopeScaling; None for the kind "default"."""
+def _scaling(given: dict, dim: int, positions: int, long: bool) -> RopeScaling | None:
+    """None for the kind "default"."""
     kind = given.get("rope_type", given.get("type", "default"))
     # The first name of longrope, in the first files of Phi-3.
     kind = "longrope" if kind == "su" else kind
@@ -134,14 +131,15 @@ def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return {"kind": kind, "factor": value_of(given, "factor", float)}
+        return RopeScaling(kind, value_of(given, "factor", float))
     original = value_of(given, _ORIGINAL, int, positions)
-    fields = {"kind": kind, "original_max_positions": original}
     if kind == "llama3":
-        return fields | _llama3(given)
-    if kind == "yarn":
-        return fields | _yarn(given, positions / original)
-    return fields | _longrope(given, dim, original, positions / original)
+        fields = _llama3(given)
+    elif kind == "yarn":
+        fields = _yarn(given, positions / original)
+    else:
+        fields = _longrope(given, dim, original, positions / original) | {"long": long}
+    return RopeScaling(kind, original_max_positions=original, **fields)
 
 
 def _llama3(given: dict) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
     _check_keys(file, family)
     kind = family.model_type
     raw = {"architectures": [families.FAMILIES[kind].architecture], "model_type": kind}
-    raw |= {name: _size(file, key) for key, name in _SIZES.items()}
+    raw |= {name: _value(file, key, None, int) for key, name in _SIZES.items()}
     _check_layers(file, raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     head_dim = _value(file, "attention.key_length", raw["hidden_size"] // heads)
@@ -97,9 +97,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     raw |= {
-        name: value
-        for key, name in family.keys.items()
-        if (value := _value(file, key, None)) is not None
+        name: value for key, name in family.keys.items() if (value := _value(file, key)) is not None
     }
     if file.architecture == "llama":
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -130,24 +128,23 @@ def _check_keys(file: GgufFile, family: _Family) -> None:
 
 def _number(file: GgufFile, key: str, default: float) -> float:
     """A number of the architecture, as ``_float``. Raises UserError for a text."""
+    return _float(_value(file, key, default, float))
+
+
+def _value(file: GgufFile, key: str, default: Any = None, kind: type | None = None) -> Any:
+    """A value of the architecture.
+
+    Raises UserError for one number per layer, and for a value that is no positive number of the
+    ``kind``, if one is given.
+    """
     name = f"{file.architecture}.{key}"
-    return _float(value_of({name: _value(file, key, default)}, name, float, default, file.path))
-
-
-def _value(file: GgufFile, key: str, default: Any) -> Any:
-    """A value of the architecture. Raises UserError for one number per layer."""
-    value = file.fields.get(f"{file.architecture}.{key}", default)
+    value = file.fields.get(name, default)
     if isinstance(value, list) and len(set(value)) != 1:
         raise UserError(
-            f"{file.path}: {file.architecture}.{key} differs between layers; "
-            "only equal layers are supported"
+            f"{file.path}: {name} differs between layers; only equal layers are supported"
         )
-    return value[0] if isinstance(value, list) else value
-
-
-def _size(file: GgufFile, key: str) -> int:
-    name = f"{file.architecture}.{key}"
-    return value_of({name: _value(file, key, None)}, name, int, None, file.path)
+    value = value[0] if isinstance(value, list) else value
+    return value if kind is None else value_of({name: value}, name, kind, default, file.path)
 
 
 def _check_layers(file: GgufFile, layers: int) -> None:
@@ -186,7 +183,7 @@ def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
         scaling = _llama3(file, theta, head_dim)
     elif kind in ("linear", "yarn"):
         scaling = {"rope_type": kind, "factor": _number(file, "rope.scaling.factor", 1.0)}
-        original = _value(file, "rope.scaling.original_context_length", None)
+        original = _value(file, "rope.scaling.original_context_length")
         if kind == "yarn" and original is not None:
             scaling["original_max_position_embeddings"] = original
     elif kind != "none":
@@ -262,6 +259,6 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     known = list(dict.fromkeys(i for i in ids if i is not None))
     begin = file.fields.get("tokenizer.ggml.bos_token_id")
     for value in (begin, *known):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and type(value) is not int:
             raise UserError(f"{file.path}: {value!r} is no token id")
     return {"bos_token_id": begin, "eos_token_id": known[0] if len(known) == 1 else known or None}
