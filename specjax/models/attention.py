@@ -84,13 +84,9 @@ def stored(cache: Any, block: Any, layer: int) -> Any:
         block = None if block is None else block.attention
         return stored(cache.attention, block, layer - index)
     grown = block if isinstance(block, GrownBlock) else None
-    fed = grown.rest if grown is not None else block
-    none = (None, None)
-    return Stored(
-        *(cache.k[layer], cache.v[layer]),
-        *(none if fed is None else (fed.k[layer], fed.v[layer])),
-        *(none if grown is None else (grown.k[layer], grown.v[layer])),
-    )
+    fed = block if grown is None else grown.rest
+    pairs = [None if own is None else (own.k[layer], own.v[layer]) for own in (cache, fed, grown)]
+    return Stored(*(array for pair in pairs for array in pair or (None, None)))
 
 
 class Scores(NamedTuple):
