@@ -123,8 +123,7 @@ class Attention(nnx.Module):
         kw = linear_options(config.attention_bias, dtype, rngs)
         read = config.hidden_size if read is None else read
         self.q = Linear(read, self.heads * self.width, **kw)
-        self.k = Linear(read, self.kv_heads * self.width, **kw)
-        self.v = Linear(read, self.kv_heads * self.width, **kw)
+        self.k, self.v = (Linear(read, self.kv_heads * self.width, **kw) for _ in range(2))
         if config.output_bias is not None:
             kw["use_bias"] = config.output_bias
         self.o = Linear(self.heads * self.width, config.hidden_size, **kw)

@@ -140,9 +140,8 @@ class EncoderLayer(nnx.Module):
     """Attention in both directions and feed-forward part."""
 
     def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
-        self.attention_norm = Norm(config, dtype)
+        self.attention_norm, self.mlp_norm = (Norm(config, dtype) for _ in range(2))
         self.attention = T5Attention(config, dtype, rngs)
-        self.mlp_norm = Norm(config, dtype)
         self.mlp = Mlp(config, dtype, rngs)
 
     def __call__(self, x: jax.Array, real: jax.Array, bias: jax.Array) -> jax.Array:
@@ -155,11 +154,9 @@ class DecoderLayer(nnx.Module):
     """Attention to what was written, cross-attention to the source, and feed-forward part."""
 
     def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
-        self.attention_norm = Norm(config, dtype)
-        self.attention = T5Attention(config, dtype, rngs)
-        self.cross_norm = Norm(config, dtype)
-        self.cross = T5Attention(config, dtype, rngs)
-        self.mlp_norm = Norm(config, dtype)
+        norms = (Norm(config, dtype) for _ in range(3))
+        self.attention_norm, self.cross_norm, self.mlp_norm = norms
+        self.attention, self.cross = (T5Attention(config, dtype, rngs) for _ in range(2))
         self.mlp = Mlp(config, dtype, rngs)
 
     def __call__(self, x, biases, view: Past, before: Stored):

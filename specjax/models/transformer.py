@@ -68,8 +68,7 @@ class Block(nnx.Module):
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int = 0):
         self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
         if self.pre:
-            self.attention_norm = Norm(config, dtype)
-            self.mlp_norm = Norm(config, dtype)
+            self.attention_norm, self.mlp_norm = (Norm(config, dtype) for _ in range(2))
         self.recurrent = config.is_recurrent(layer)
         if self.recurrent:
             self.delta = GatedDelta(config, dtype, rngs)
@@ -78,8 +77,7 @@ class Block(nnx.Module):
         make = ExpertMlp if config.has_experts(layer) else Mlp
         self.mlp = make(config, dtype, rngs)
         if self.post:
-            self.attention_post_norm = Norm(config, dtype)
-            self.mlp_post_norm = Norm(config, dtype)
+            self.attention_post_norm, self.mlp_post_norm = (Norm(config, dtype) for _ in range(2))
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
@@ -258,8 +256,7 @@ class ExpertMlp(nnx.Module):
         self.experts, self.chosen, self.renormalise = sizes.experts, sizes.chosen, sizes.renormalise
         self.router = Linear(hidden_size, sizes.experts, **linear_options(False, dtype, rngs))
         shape = (sizes.experts, hidden_size, sizes.intermediate_size)
-        self.gate = nnx.Param(init()(rngs.params(), shape, dtype))
-        self.up = nnx.Param(init()(rngs.params(), shape, dtype))
+        self.gate, self.up = (nnx.Param(init()(rngs.params(), shape, dtype)) for _ in range(2))
         self.down = nnx.Param(init()(rngs.params(), (shape[0], shape[2], shape[1]), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:

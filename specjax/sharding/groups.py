@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +22,7 @@ from specjax.errors import UserError
 from specjax.sharding.mesh import DATA
 
 # Settings of the calling thread that change what is computed.
-_CONTEXTS: dict[str, Callable[[Any], Any]] = {
-    "default_matmul_precision": jax.default_matmul_precision,
-    "enable_x64": jax.enable_x64,
-    "debug_nans": jax.debug_nans,
-}
+_CONTEXTS = ("default_matmul_precision", "enable_x64", "debug_nans")
 
 
 def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: tuple) -> Any:
@@ -44,7 +41,7 @@ def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: 
         # JAX's context managers change the settings of one thread.
         with contextlib.ExitStack() as stack:
             for name, value in settings.items():
-                stack.enter_context(_CONTEXTS[name](value))
+                stack.enter_context(getattr(jax, name)(value))
             return program(part, *static)(*args)
 
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
@@ -94,10 +91,9 @@ def _array(
 
 def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
     """The shape with the dimension of the rows times ``factor``."""
-    axes = [*spec] + [None] * (len(shape) - len(spec))
     return tuple(
         math.floor(size * factor + 0.5) if axis == DATA else size
-        for size, axis in zip(shape, axes, strict=True)
+        for size, axis in itertools.zip_longest(shape, spec)
     )
 
 

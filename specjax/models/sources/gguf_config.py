@@ -59,13 +59,14 @@ _READ = {
     *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.scaling.attn_factor", "vocab_size"),
+    "vocab_size",
 }
 # Keys that are accepted with this value alone, which changes nothing.
 _ONLY = {
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
+    "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,  # any
 }
 
@@ -172,10 +173,6 @@ def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling``. Raises UserError for scalings that are not supported."""
     theta = _number(file, "rope.freq_base", 10000.0)
     kind = _value(file, "rope.scaling.type", "none")
-    if (factor := _value(file, "rope.scaling.attn_factor", 1.0)) != 1.0:
-        raise UserError(
-            f"{file.path}: {file.architecture}.rope.scaling.attn_factor {factor} is not supported"
-        )
     scaling = None
     if FACTORS[0] in file.tensors:
         if kind != "none":

@@ -21,17 +21,11 @@ from specjax.models.sources import gguf_config, gguf_file, tensors
 _TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
 _LAYER = {
     "attn_norm": "attention_norm",
-    "attn_q": "attention.q",
-    "attn_k": "attention.k",
-    "attn_v": "attention.v",
+    **{f"attn_{part}": f"attention.{part}" for part in ("q", "k", "v", "q_norm", "k_norm")},
     "attn_output": "attention.o",
-    "attn_q_norm": "attention.q_norm",
-    "attn_k_norm": "attention.k_norm",
     "post_attention_norm": "attention_post_norm",
     "ffn_norm": "mlp_norm",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
+    **{f"ffn_{part}": f"mlp.{part}" for part in ("gate", "up", "down")},
     "post_ffw_norm": "mlp_post_norm",
 }
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
