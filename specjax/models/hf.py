@@ -256,9 +256,8 @@ def _config(path: Path) -> TransformerConfig:
     no end, whatever config.json names. Without the file, the ids are those of config.json; where it
     names none, there are none.
     """
-    if gguf_file.is_gguf(path):
-        return translated(path, read_config(path), config_from_hf)
-    config = translated(path / "config.json", read_config(path), config_from_hf)
+    where = path if gguf_file.is_gguf(path) else path / "config.json"
+    config = translated(where, read_config(path), config_from_hf)
     # Chat models name the token that ends a turn only in this file.
     eos = _of_generation(path, eos_ids, config.eos_token_id)
     config = dataclasses.replace(config, eos_token_id=eos)
@@ -295,7 +294,7 @@ def origin(directory: str | os.PathLike) -> Origin:
     config = path / "config.json"
     raw = read_json(config) if config.is_file() else {}
     how = translated(config, raw, compressed_tensors.scheme)
-    types = () if how is None else how.names
+    types = tuple(compressed_tensors.NAMES[each] for each in (how.types if how else ()))
     if (snapshot := hub.snapshot_of(path)) is not None:
         name, commit = snapshot
         return Origin(name, "hub", commit, types)

@@ -29,9 +29,9 @@ _GROUP = {"format": (None, *_FORMATS), "input_activations": _OFF, "output_activa
 _WEIGHTS: dict[str, tuple] = {"num_bits": (8,), "type": ("int", "float"), "symmetric": (True,)}
 _WEIGHTS |= {"group_size": (None,), "strategy": ("tensor", "channel"), "block_structure": (None,)}
 _WEIGHTS |= {"dynamic": (False,), "actorder": (None, False)}
-# Stored elements by the type of the weights.
+# Stored elements by the type of the weights, and their names in results.
 _STORED = {"int": "I8", "float": "F8_E4M3"}
-_NAMES = {"int": "int8", "float": "float8_e4m3fn"}
+NAMES = {"int": "int8", "float": "float8_e4m3fn"}
 _WEIGHT, _PACKED, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 # An int32 has four integers, each with this number added.
 _PER_WORD, _OFFSET = 4, 128
@@ -42,11 +42,6 @@ class Scheme(NamedTuple):
 
     types: tuple[str, ...]  # "int", "float"
     strategies: tuple[str, ...]  # "channel", "tensor"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The types as results name them."""
-        return tuple(_NAMES[each] for each in self.types)
 
 
 def scheme(raw: Mapping[str, Any]) -> Scheme | None:
