@@ -124,18 +124,15 @@ class Attention(nnx.Module):
         read = config.hidden_size if read is None else read
         self.q = Linear(read, self.heads * self.width, **kw)
         self.k, self.v = (Linear(read, self.kv_heads * self.width, **kw) for _ in range(2))
-        if config.output_bias is not None:
-            kw["use_bias"] = config.output_bias
-        self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
+        bias = config.attention_bias if config.output_bias is None else config.output_bias
+        self.o = Linear(self.heads * self.width, config.hidden_size, **kw | {"use_bias": bias})
         self.gated = config.attention_gate
         if self.gated:
-            kw["use_bias"] = config.attention_bias
             self.gate = Linear(read, self.heads * self.width, **kw)
         self.qk_norm = ("whole" if config.qk_norm_whole else "head") if config.qk_norm else "none"
         if config.qk_norm:
-            together = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
-            self.q_norm = Norm(config, dtype, together[0] * self.width)
-            self.k_norm = Norm(config, dtype, together[1] * self.width)
+            heads = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
+            self.q_norm, self.k_norm = (Norm(config, dtype, n * self.width) for n in heads)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,read] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).

@@ -12,7 +12,7 @@ from typing import Any
 
 from specjax import files
 from specjax.checks import whole
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models import rope_config, t5_config
 from specjax.models.config_values import check_read, names_of, token_id, value_of
 from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
@@ -64,20 +64,19 @@ def read_json(path: Path) -> dict:
 
     Raises UserError if the file is missing, cannot be read or holds no JSON object.
     """
-    try:
-        value = files.parsed(path.read_text(encoding="utf-8"))
+    # It may be a directory of this name.
+    with on_disk(f"{path} cannot be read", "give a file of this name"):
+        if not path.exists():
+            raise UserError(
+                f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
+            )
+        data = path.read_bytes()
+    # It may be not JSON, or not UTF-8.
+    with on_disk(f"{path} is not valid JSON", "copy it again", ValueError):
+        value = files.parsed(data.decode())
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        return value
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
-        ) from None
-    except OSError as error:  # a directory of this name
-        why = error.strerror or error
-        raise UserError(f"{path} cannot be read ({why}); give a file of this name") from None
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
+    return value
 
 
 def translated(where: object, raw: Any, translate: Callable[[Any], Any]) -> Any:

@@ -7,6 +7,7 @@ byte fallback) are read; a token may be a part of a character.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -94,12 +95,11 @@ class TokenBytes:
         The tokenizer's own where it gives tokens of exactly these bytes, else the fewest.
         """
         if isinstance(self.source, Tokenizer) and (text := self._style.write(data)) is not None:
-            try:
+            # A Unigram model without an unknown token raises no narrower exception.
+            with contextlib.suppress(Exception):
                 own = [token.id for token in self.source.model.tokenize(text)]
-            except Exception:  # a Unigram model without an unknown token raises no narrower one
-                return fewest(data, self.ids)
-            if b"".join(self.tokens[i] or b"" for i in own) == data:
-                return own
+                if b"".join(self.tokens[i] or b"" for i in own) == data:
+                    return own
         return fewest(data, self.ids)
 
 
