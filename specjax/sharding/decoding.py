@@ -112,9 +112,8 @@ def generate(
     """
     decode.check_state(drafter, accept, state, with_all_axes(mesh).shape[DATA])
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
-    loop = Bound(
-        decode.generate, target, drafter, accept, max_steps=max_steps, verify_widths=widths
-    )
+    settings = {"max_steps": max_steps, "verify_widths": widths}
+    loop = Bound(decode.generate, target, drafter, accept, **settings)
     return _run(mesh, loop, params, state, eos_id)
 
 
