@@ -162,8 +162,7 @@ def from_call(
 
 def _axes(init_cache: Callable[[int, int], Any]) -> tuple[Any, tuple[_Axes, ...]]:
     """The tree of a foreign cache, and the axes of its leaves. Raises UserError."""
-    sizes = ((2, 5), (2, 7), (3, 5))
-    trees = [jax.eval_shape(Bound(init_cache, *each)) for each in sizes]
+    trees = [jax.eval_shape(Bound(init_cache, *each)) for each in ((2, 5), (2, 7), (3, 5))]
     (treedef, *others) = map(jax.tree.structure, trees)
     if any(other != treedef for other in others):
         raise UserError("init_cache gives other trees for other sizes; give one form of cache")

@@ -272,8 +272,7 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
         return weights.astype(wide) * values.astype(wide)
     # For few tokens one small loop is faster than a product and its guards.
     if values.shape[2] <= FEW:
-        group = weights.shape[2] // size
-        seen = jnp.tile(visible, (1, group, 1))[:, None, :, :, None]
+        seen = jnp.tile(visible, (1, weights.shape[2] // size, 1))[:, None, :, :, None]
         products = weights[..., None].astype(wide) * values[:, :, None].astype(wide)
         return jnp.where(seen, products, 0).sum(3)
     finite = jnp.isfinite(values)

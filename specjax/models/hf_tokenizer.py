@@ -34,8 +34,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | Non
         return None
     # Added tokens may be beyond the model's vocabulary: Gemma 3 has one for images. A text with one
     # is refused when it is a prompt.
-    own = tokenizer.get_vocab(with_added_tokens=False)
-    size = max(own.values(), default=-1) + 1
+    size = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise UserError(
             f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match"

@@ -78,8 +78,7 @@ def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
     if gguf_file.is_gguf(file):
         return gguf_tensors.Tensors(file)
     with on_disk(f"{file} is damaged or incomplete", "copy it again", SafetensorError):
-        opened = stack.enter_context(safe_open(str(file), framework="np"))
-        return tensors.Safetensors(file, opened)
+        return tensors.Safetensors(file, stack.enter_context(safe_open(str(file), framework="np")))
 
 
 def has_tensor(path: Path, name: str) -> bool:

@@ -132,7 +132,6 @@ def rotate(x: jax.Array, angle: jax.Array, rope: Rope) -> jax.Array:
     cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
     if rope.scaling is not None and rope.scaling.attention_factor != 1:
         cos, sin = cos * rope.scaling.attention_factor, sin * rope.scaling.attention_factor
-    wide = x.astype(cos.dtype)
-    first, second = jnp.split(wide, 2, axis=-1)
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -78,8 +78,7 @@ class TokenBytes:
     def ids(self) -> dict[bytes, int]:
         """Bytes -> the token that stands for them; not a byte token if there is another one."""
         result: dict[bytes, int] = {}
-        order = sorted(range(len(self.tokens)), key=lambda i: (i in self.fallback, i))
-        for i in order:
+        for i in sorted(range(len(self.tokens)), key=lambda i: (i in self.fallback, i)):
             if data := self.tokens[i]:
                 result.setdefault(data, i)
         return result

@@ -264,8 +264,7 @@ class ExpertMlp(nnx.Module):
         weights, index = self.route(x)
         flat = x.reshape(-1, x.shape[-1])
         weights, index = (each.reshape(-1, self.chosen) for each in (weights, index))
-        few = index.size <= self.experts
-        compute = self._each_choice if few else self._each_expert
+        compute = self._each_choice if index.size <= self.experts else self._each_expert
         return compute(flat, weights, index).reshape(x.shape)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -303,8 +302,7 @@ class ExpertMlp(nnx.Module):
         def add(out, expert):
             *own, weight, counts = expert
             # Selected, not multiplied by 0: an expert that was not chosen may give NaN.
-            part = jnp.where(counts[:, None], _swiglu(x, *own) * weight[:, None], 0)
-            return out + part, None
+            return out + jnp.where(counts[:, None], _swiglu(x, *own) * weight[:, None], 0), None
 
         return jax.lax.scan(add, jnp.zeros_like(x), (*kernels, weights, mine.any(1).T))[0]
 

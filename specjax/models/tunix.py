@@ -61,8 +61,7 @@ def from_model(model: nnx.Module, max_positions: int = 1 << 17) -> tuple[LM, Par
         rope_theta=float(_theta(model, theirs)),
         tie_embeddings=bool(getattr(theirs, tied)),
     )
-    dtype = params["embedder"]["input_embedding"].dtype
-    decoder = lm.from_config(config, dtype)
+    decoder = lm.from_config(config, params["embedder"]["input_embedding"].dtype)
     return adapter.mapped(decoder, Bound(_renamed, config.num_layers)), params
 
 

@@ -59,8 +59,7 @@ def latest(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 @functools.lru_cache(maxsize=16)
 def _parts(mesh: Mesh) -> tuple[Mesh, ...]:
     """A mesh for each part of the rows, with the same axes."""
-    at = mesh.axis_names.index(DATA)
-    pieces = np.split(mesh.devices, mesh.shape[DATA], axis=at)
+    pieces = np.split(mesh.devices, mesh.shape[DATA], axis=mesh.axis_names.index(DATA))
     return tuple(Mesh(piece, mesh.axis_names, axis_types=mesh.axis_types) for piece in pieces)
 
 

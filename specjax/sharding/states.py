@@ -41,8 +41,7 @@ def specs(mesh: Mesh, drafter: Drafter, make: Callable, params: Any, arrays: tup
     axes, state = row_axes(drafter, make, params, arrays, why)
     rows = [PartitionSpec() if at is None else PartitionSpec(*[None] * at, DATA) for at in axes]
     by_rows = jax.tree.unflatten(jax.tree.structure(state), rows)
-    divided = _divide_caches(by_rows, state, mesh.shape[TENSOR])
-    leaves, treedef = jax.tree.flatten(divided)
+    leaves, treedef = jax.tree.flatten(_divide_caches(by_rows, state, mesh.shape[TENSOR]))
     return Specs(tuple(leaves), treedef)
 
 
