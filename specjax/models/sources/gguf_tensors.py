@@ -69,7 +69,7 @@ class Tensors:
         order = self._order(own)
         gemma = self._file.architecture.startswith("gemma")
         less = 1.0 if gemma and own.endswith("norm.weight") else 0.0
-        for begin, end in tensors.chunks(stored.shape, 4):
+        for begin, end in tensors.chunks(stored.shape):
             rows = self._rows(stored, begin, end)
             places = slice(begin, end) if order is None else order[begin:end]
             result[places] = rows - less if less else rows
