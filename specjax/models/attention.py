@@ -109,12 +109,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        dtype,
-        rngs: nnx.Rngs,
-        read: int | None = None,
-        layer: int = 0,
+        self, config: TransformerConfig, dtype, rngs: nnx.Rngs, read: int | None = None, layer=0
     ):
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
         self.width, self.rope = config.head_dim, config.rope(layer)

@@ -152,14 +152,12 @@ def check_layers(where: object, name: str, value: Any) -> None:
 
 
 def agreed_layers(
-    where: object,
-    stated: Mapping[str, Any],
-    meanings: Callable[[str, list[int]], list[list[int]]],
-    hint: str,
+    where: object, stated: Mapping[str, Any], meanings: Callable[..., list[list[int]]], hint: str
 ) -> list[int] | None:
     """The layers that the lists of all keys name; None: there is no list.
 
-    ``meanings`` gives what a list under a key may mean, in layers from 0, the likeliest first.
+    ``meanings(key, ids)`` is what a list under a key may mean, in layers from 0, the likeliest
+    first.
     Raises UserError, with the ``hint``, if the keys name different layers.
     """
     given = {key: ids for key, ids in stated.items() if ids is not None}

@@ -128,11 +128,7 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
 
 
 def read_params(
-    path: Path,
-    config: TransformerConfig,
-    dtype: np.dtype,
-    on_host: bool = False,
-    int8: bool = False,
+    path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool, int8: bool = False
 ) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 

@@ -39,14 +39,11 @@ class Safetensors:
         return stored.get_shape(), stored.get_dtype()
 
     def get_tensor(
-        self,
-        name: str,
-        dtype: Any = None,
-        values: Callable[[np.ndarray, int], np.ndarray] | None = None,
+        self, name: str, dtype: Any = None, values: Callable[..., np.ndarray] | None = None
     ) -> np.ndarray:
         """A tensor as ``dtype``; None: as it is stored.
 
-        ``values`` makes what the rows from a number on stand for of these rows.
+        ``values`` makes, of some rows and the number of the first one, what they stand for.
         """
         shape, stored = self.shape_of(name)
         if not shape or not shape[0]:
