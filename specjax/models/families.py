@@ -174,10 +174,7 @@ _VISION = ("vision_tower.", "multi_modal_projector.")
 
 FAMILIES = {
     "llama": Family(
-        "LlamaForCausalLM",
-        _KEYS | _BIAS | _MLP_BIAS,
-        _NAMES,
-        defaults=_UNTIED | {"max_positions": 2048},
+        "LlamaForCausalLM", _KEYS | _BIAS | _MLP_BIAS, _NAMES, {}, _UNTIED | {"max_positions": 2048}
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",

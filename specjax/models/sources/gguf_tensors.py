@@ -40,16 +40,10 @@ class Tensors:
 
     def __init__(self, path: Path):
         self._file = gguf_file.read(path)
-        self._names = {
-            hf_name(self._file, name): name
-            for name in self._file.tensors
-            if name not in gguf_config.FACTORS
-        }
-        self._readers = {
-            kind: gguf_file.dequantiser(path, kind)
-            for kind in {self._file.tensors[name].kind for name in self._names.values()}
-            if kind not in _DTYPES
-        }
+        names = [name for name in self._file.tensors if name not in gguf_config.FACTORS]
+        self._names = {hf_name(self._file, name): name for name in names}
+        kinds = {self._file.tensors[name].kind for name in names} - _DTYPES.keys()
+        self._readers = {kind: gguf_file.dequantiser(path, kind) for kind in kinds}
 
     def keys(self) -> list[str]:
         """The names, as in a Hugging Face style directory."""
