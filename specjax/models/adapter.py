@@ -105,6 +105,10 @@ class _Foreign(NamedTuple):
     treedef: Any
     axes: tuple[_Axes, ...]  # of the leaves of ``treedef``
 
+    def with_slots(self, leaves: list[Array]) -> list[tuple[Array, _Axes]]:
+        """Those leaves of a cache that have slots, with their axes."""
+        return [each for each in zip(leaves, self.axes, strict=True) if each[1].slots != NONE]
+
 
 def from_call(
     call: Callable[..., tuple],
@@ -191,11 +195,9 @@ def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
 
 
 def _init(foreign: _Foreign, batch: int, slots: int) -> Buffers:
-    leaves = zip(_empty(foreign, batch, slots), foreign.axes, strict=True)
-    buffers = [
-        jnp.moveaxis(leaf, axes, (0, 1))[:, :slots] for leaf, axes in leaves if axes.slots != NONE
-    ]
-    return Buffers(tuple(buffers), jnp.zeros((batch,), jnp.int32))
+    leaves = foreign.with_slots(_empty(foreign, batch, slots))
+    buffers = tuple(jnp.moveaxis(leaf, axes, (0, 1))[:, :slots] for leaf, axes in leaves)
+    return Buffers(buffers, jnp.zeros((batch,), jnp.int32))
 
 
 def _apply(
@@ -229,15 +231,12 @@ def _apply(
     mask = _mask(foreign, cache.length, slots, depth, layout.visible)
     whole = jax.tree.unflatten(foreign.treedef, whole)
     logits, after, *hidden = foreign.call(params, tokens, depth[:, fed:], whole, mask)
-    written = [
-        _slots(leaf, own, place, new)
-        for leaf, own in zip(jax.tree.leaves(after), foreign.axes, strict=True)
-        if own.slots != NONE
-    ]
+    held = foreign.with_slots(jax.tree.leaves(after))
+    written = tuple(_slots(leaf, axes, place, new) for leaf, axes in held)
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     states = hidden[0] if hidden else jnp.zeros((batch, new, 0), logits.dtype)
     _check_width(foreign.width, states.shape[-1])
-    return Output(logits, states), Block(tuple(written), logits[..., 0].astype(jnp.float32))
+    return Output(logits, states), Block(written, logits[..., 0].astype(jnp.float32))
 
 
 def _check_width(width: int, returned: int) -> None:
@@ -252,9 +251,7 @@ def _with_block(
     foreign: _Foreign, cache: Buffers, room: list[Array], block: Block | None, begin: Array | int
 ) -> list[Array]:
     """The foreign buffers: the slots of a cache and of ``room``, with ``block`` from a slot on."""
-    pairs = zip(room, foreign.axes, strict=True)
-    free = [(leaf, axes) for leaf, axes in pairs if axes.slots != NONE]
-    result = []
+    result, free = [], foreign.with_slots(room)
     for i, (held, (leaf, axes)) in enumerate(zip(cache.leaves, free, strict=True)):
         buffer = jnp.concatenate([held, jnp.moveaxis(leaf, axes, (0, 1))], 1)
         buffer = buffer if block is None else _put(buffer, block.leaves[i], begin)

@@ -375,9 +375,5 @@ def _experts(family: Family, path: tuple, shape: tuple[int, ...]) -> dict[str, S
     module = family.names[f"mlp.{leaf}"].removeprefix("mlp.")
     experts, inner, outer = shape
     prefix = f"{family.names['layers']}.{layer}.{family.names['experts']}"
-    return {
-        f"{prefix}.{i}.{module}.weight": Stored(
-            [path], [outer], (outer, inner), True, expert=i, experts=experts
-        )
-        for i in range(experts)
-    }
+    each = Stored([path], [outer], (outer, inner), True, experts=experts)
+    return {f"{prefix}.{i}.{module}.weight": each._replace(expert=i) for i in range(experts)}

@@ -64,9 +64,8 @@ def read(
     given = {key: x for key, x in settings(raw, layer_type).items() if key not in unread}
     if layer_type not in (None, "full_attention") and not _per_layer(raw):
         local = value_of(given, "rope_theta", float, theta) if local_theta is None else local_theta
-        given = {"rope_theta": value_of(raw, "rope_local_base_freq", float, local)} | {
-            key: value for key, value in given.items() if key == "partial_rotary_factor"
-        }
+        given = {key: x for key, x in given.items() if key == "partial_rotary_factor"}
+        given["rope_theta"] = value_of(raw, "rope_local_base_freq", float, local)
     theta = float(value_of(given, "rope_theta", float, theta))
     if theta <= 1:
         raise UserError(f"rope_theta is {theta}; it must be a number above 1")

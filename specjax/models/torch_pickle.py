@@ -43,6 +43,7 @@ _INSTRUCTIONS = (
     "SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL REDUCE "
     "BUILD BINPERSID"
 )
+_CODES = [getattr(pickle, name)[0] for name in _INSTRUCTIONS.split()]
 
 
 class _Storage(NamedTuple):
@@ -185,15 +186,9 @@ class _Reader(pickle._Unpickler):
         self.load_setitems()  # type: ignore[attr-defined]
 
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
-    dispatch |= {
-        code: pickle._Unpickler.dispatch[code]
-        for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
-    }
-    dispatch |= {
-        pickle.BUILD[0]: _build,
-        pickle.SETITEM[0]: _setitem,
-        pickle.SETITEMS[0]: _setitems,
-    }
+    dispatch |= {code: pickle._Unpickler.dispatch[code] for code in _CODES}
+    dispatch |= {pickle.BUILD[0]: _build, pickle.SETITEM[0]: _setitem}
+    dispatch |= {pickle.SETITEMS[0]: _setitems}
 
 
 def _check_strings(keys: Iterable[Any]) -> None:

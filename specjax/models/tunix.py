@@ -104,9 +104,8 @@ def _layer(tree: Params) -> Params:
             attention[part]["bias"] = theirs[f"{part}_bias"]
     norms = theirs.keys() & {"q_norm", "k_norm"}
     attention |= {norm: {"scale": theirs[norm]["w"]} for norm in norms}
-    mlp = {
-        part: {"kernel": tree["mlp"][f"{part}_proj"]["kernel"]} for part in ("gate", "up", "down")
-    }
+    names = {part: f"{part}_proj" for part in ("gate", "up", "down")}
+    mlp = {part: {"kernel": tree["mlp"][name]["kernel"]} for part, name in names.items()}
     return {
         "attention": attention,
         "attention_norm": {"scale": tree["input_layernorm"]["w"]},

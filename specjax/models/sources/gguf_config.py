@@ -97,9 +97,8 @@ def of_file(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    raw |= {
-        name: value for key, name in family.keys.items() if (value := _value(file, key)) is not None
-    }
+    own = {name: _value(file, key) for key, name in family.keys.items()}
+    raw |= {name: value for name, value in own.items() if value is not None}
     if file.architecture == "llama":
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         raw["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
@@ -243,11 +242,8 @@ def _gemma(file: GgufFile, family: _Family, raw: dict[str, Any]) -> dict[str, An
     layers, width = raw["num_hidden_layers"], raw["head_dim"]
     if layers == family.largest:
         width = raw["hidden_size"] // raw["num_attention_heads"]
-    kinds = [
-        "sliding_attention" if number % family.group else "full_attention"
-        for number in range(1, layers + 1)
-    ]
-    return {"query_pre_attn_scalar": width, "layer_types": kinds}
+    group = ["sliding_attention"] * (family.group - 1) + ["full_attention"]
+    return {"query_pre_attn_scalar": width, "layer_types": (group * layers)[:layers]}
 
 
 def _ends(file: GgufFile) -> dict[str, Any]:
