@@ -55,6 +55,19 @@ def token_id(
     return value
 
 
+def check_supported(
+    what: str, value: Any, allowed: Iterable[Any], where: object = "", of: str = ""
+) -> None:
+    """Raises UserError unless ``value`` is one of ``allowed``.
+
+    ``of`` comes after "is not supported" in the message.
+    """
+    known = list(allowed)
+    if value not in known:
+        front = f"{_front(where)}{what} {value!r} is not supported{of}"
+        raise UserError(f"{front}; supported: {', '.join(map(str, known))}")
+
+
 def check_read(config: Any, back: Any, architecture: str) -> None:
     """Raises UserError for a field in which ``back``, read from what was written, differs."""
     for field in dataclasses.fields(config):
@@ -79,11 +92,8 @@ def check_method(
     Raises UserError for another one than those of the heads ``kind``.
     """
     method = raw.get("speculators_model_type")
-    if method not in (None, *methods):
-        raise UserError(
-            f"{where}: speculators_model_type {method!r} is not supported for {kind} heads; "
-            f"supported: {', '.join(methods)}"
-        )
+    if method is not None:
+        check_supported("speculators_model_type", method, methods, where, f" for {kind} heads")
     return method
 
 
@@ -92,10 +102,8 @@ def check_only(
 ) -> None:
     """Raises UserError for a key with another value than the ``only`` one that is computed."""
     for key, expected in only.items():
-        if values.get(key) not in (None, expected):
-            raise UserError(
-                f"{where}: {prefix}{key} {values[key]!r} is not supported; supported: {expected!r}"
-            )
+        if values.get(key) is not None:
+            check_supported(f"{prefix}{key}", values[key], [expected], where)
 
 
 def check_part(

@@ -14,7 +14,13 @@ from specjax import files
 from specjax.checks import whole
 from specjax.errors import UserError, on_disk
 from specjax.models import rope_config, t5_config
-from specjax.models.config_values import check_read, names_of, token_id, value_of
+from specjax.models.config_values import (
+    check_read,
+    check_supported,
+    names_of,
+    token_id,
+    value_of,
+)
 from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
 from specjax.models.sources import compressed_tensors
 from specjax.models.t5_config import T5Config
@@ -101,10 +107,8 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     family = FAMILIES[name]
     for key, allowed in family.only.items():
         value = raw.get(key, family.defaults.get(key))
-        if value is not None and value not in allowed:
-            raise UserError(
-                f"{key} {value!r} is not supported; supported: {', '.join(map(str, allowed))}"
-            )
+        if value is not None:
+            check_supported(key, value, allowed)
     _check_unread(raw, family)
     values = _values(raw, family)
     values |= _read_layers(raw, family, values)
@@ -141,7 +145,9 @@ def _values(raw: dict, family: Family) -> dict[str, Any]:
         )
     for field, key in keys.items():
         if field == "activation":
-            values[field] = _activation(key, raw.get(key) or defaults.get(field) or "silu")
+            name = raw.get(key) or defaults.get(field) or "silu"
+            check_supported(key, name, ACTIVATIONS)
+            values[field] = ACTIVATIONS[name]
         elif key == "n_inner" and raw.get(key) is None:
             values[field] = 4 * hidden
         elif field in _NULLABLE and raw.get(key, defaults.get(field)) is None:
@@ -149,12 +155,6 @@ def _values(raw: dict, family: Family) -> dict[str, Any]:
         elif field not in values:
             values[field] = value(field)
     return values
-
-
-def _activation(key: str, name: Any) -> str:
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UserError(f"{key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 def _check_unread(raw: dict, family: Family) -> None:

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import agreed, object_of, value_of
+from specjax.models.config_values import agreed, check_supported, object_of, value_of
 from specjax.models.rope import Rope, RopeScaling
 
 # For each kind its keys in config.json, in the order in which they are written.
@@ -115,8 +115,7 @@ def _scaling(given: dict, dim: int, positions: int, long: bool) -> RopeScaling |
     kind = given.get("rope_type", given.get("type", "default"))
     # The first name of longrope, in the first files of Phi-3.
     kind = "longrope" if kind == "su" else kind
-    if not isinstance(kind, str) or kind not in _KEYS:
-        raise UserError(f"rope type {kind!r} is not supported; supported: {', '.join(_KEYS)}")
+    check_supported("rope type", kind, _KEYS)
     known = _COMMON | set(_KEYS[kind]) | _READ.get(kind, set())
     if kind == "yarn" and "attn_factor" in given:
         raise UserError(

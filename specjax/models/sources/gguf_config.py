@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.models import families
-from specjax.models.config_values import value_of
+from specjax.models.config_values import check_supported, value_of
 from specjax.models.sources.gguf_file import GgufFile
 
 FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
@@ -109,12 +109,9 @@ def of_file(file: GgufFile) -> dict[str, Any]:
 
 def family_of(file: GgufFile) -> _Family:
     """The row of ``FAMILIES``. Raises UserError for an architecture that is not supported."""
-    if file.architecture not in FAMILIES:
-        raise UserError(
-            f"{file.path}: the architecture {file.architecture!r} is not supported for .gguf "
-            f"files; supported: {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[file.architecture]
+    name = file.architecture
+    check_supported("the architecture", name, FAMILIES, file.path, " for .gguf files")
+    return FAMILIES[name]
 
 
 def _check_keys(file: GgufFile, family: _Family) -> None:
@@ -207,13 +204,9 @@ def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     for original, low, high in _candidates(given, turns, factor):
         smooth = np.clip((original * turns - low) / (high - low), 0.0, 1.0)
         if np.allclose(1 / (smooth + (1 - smooth) / factor), given, rtol=1e-4):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
+            ends = {"low_freq_factor": low, "high_freq_factor": high}
+            scaling = {"factor": factor, "original_max_position_embeddings": original}
+            return {"rope_type": "llama3"} | scaling | ends
     raise UserError(
         f"{file.path}: the factors in {FACTORS[0]} are not those of a Llama 3 scaling; "
         "other ones are not supported"
