@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +29,10 @@ def parse(text: str) -> dict[str, int]:
             raise UserError(f"mesh is {text!r}; {_FORM}, with the axes {', '.join(AXES)}")
         if axis in sizes:
             raise UserError(f"mesh is {text!r} and has the axis {axis} twice; give it once")
-        sizes[axis] = int(size) if re.fullmatch(r"[+-]?\d+", size) else 0
+        try:
+            sizes[axis] = int(size)
+        except ValueError:
+            sizes[axis] = 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise UserError(
                 f"mesh is {text!r}; the size of {axis} must be a whole number >= 1, "
