@@ -193,9 +193,8 @@ def attend(
     size = visible.shape[1]
 
     def score(keys: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
-        product = jnp.einsum(
-            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=wide
-        )
+        keys = keys.astype(q.dtype)
+        product = jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=wide)
         product = scores.of(product.reshape(batch, heads, rows // size, size, -1))
         product = product if bias is None else product + bias[:, :, None]
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)

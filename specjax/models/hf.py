@@ -136,11 +136,9 @@ def load(
     if not on_host:
         leaves: Any = flatten_dict(lm.abstract_params(config, dtype)).items()
         item = lambda path: 1 if weights and in_int8(path) else dtype.itemsize  # noqa: E731
-        memory.check(
-            sum(leaf.size * item(path) for path, leaf in leaves),
-            f"{path.name} in {weights or dtype}",
-            "take a smaller model, or divide it among devices (mesh=tensor:N)",
-        )
+        need = sum(leaf.size * item(path) for path, leaf in leaves)
+        right = "take a smaller model, or divide it among devices (mesh=tensor:N)"
+        memory.check(need, f"{path.name} in {weights or dtype}", right)
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
         name, ends = fingerprint(tokenizer), tuple(config.eos_token_id)

@@ -72,12 +72,10 @@ def read(
     share = value_of(given, "partial_rotary_factor", float, partial)
     dim = int(head_dim * share)
     if share > 1 or dim < 2 or dim % 2:
-        raise UserError(
-            f"partial_rotary_factor {share} of head_dim {head_dim} turns {dim} dimensions; "
-            f"it must be an even number between 2 and {head_dim}"
-            if share != 1
-            else f"head_dim {head_dim} is odd; rotary positions need an even one"
-        )
+        odd = f"head_dim {head_dim} is odd; rotary positions need an even one"
+        turned = f"partial_rotary_factor {share} of head_dim {head_dim} turns {dim} dimensions"
+        right = f"it must be an even number between 2 and {head_dim}"
+        raise UserError(odd if share == 1 else f"{turned}; {right}")
     return Rope(theta, dim, _scaling(given, dim, positions, long))
 
 

@@ -211,10 +211,8 @@ class T5(Transformer):
                 "source is to be scored; give the text to models.lm.forward, or take a decoder"
             )
         own, depth = view.positions, view.length[:, None] + view.layout.depth
-        biases = (
-            self.bias(own[:, :, None] - depth[:, None]),
-            self.bias(own[:, :, None] - jnp.arange(slots)),
-        )
+        inside = self.bias(own[:, :, None] - depth[:, None])
+        biases = (inside, self.bias(own[:, :, None] - jnp.arange(slots)))
         return self.embedded(tokens), [biases] * self.config.num_layers
 
     def logits(self, hidden: jax.Array) -> jax.Array:

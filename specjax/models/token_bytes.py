@@ -50,12 +50,9 @@ class TokenBytes:
         own = self.source.get_vocab(with_added_tokens=False)
         result: list[bytes | None] = [None] * (max(vocabulary, default=-1) + 1)
         for i, token in vocabulary.items():
-            if i not in added:
-                result[i] = self._style.read(token)
-            elif not added[i].special:
-                # A token of the model that is listed again is written as the model's others.
-                read = self._style.read(token) if token in own else added[i].content.encode()
-                result[i] = read
+            # A token of the model that is added again is written as the model's others.
+            if i not in added or not added[i].special:
+                result[i] = self._style.read(token) if token in own else added[i].content.encode()
         return tuple(result)
 
     @functools.cached_property

@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,10 +89,8 @@ def _array(
 
 def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
     """The shape with the dimension of the rows times ``factor``."""
-    return tuple(
-        math.floor(size * factor + 0.5) if axis == DATA else size
-        for size, axis in itertools.zip_longest(shape, spec)
-    )
+    divided = itertools.zip_longest(shape, spec)
+    return tuple(round(size * factor) if axis == DATA else size for size, axis in divided)
 
 
 def first_part(mesh: Mesh, values: Any) -> tuple[Mesh, Any]:
