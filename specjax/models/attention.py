@@ -85,8 +85,10 @@ def stored(cache: Any, block: Any, layer: int) -> Any:
         return stored(cache.attention, block, layer - index)
     grown = block if isinstance(block, GrownBlock) else None
     fed = block if grown is None else grown.rest
-    pairs = [None if own is None else (own.k[layer], own.v[layer]) for own in (cache, fed, grown)]
-    return Stored(*(array for pair in pairs for array in pair or (None, None)))
+    arrays: list[Any] = []
+    for own in (cache, fed, grown):
+        arrays += (None, None) if own is None else (own.k[layer], own.v[layer])
+    return Stored(*arrays)
 
 
 class Scores(NamedTuple):
@@ -120,7 +122,8 @@ class Attention(nnx.Module):
         self.q = Linear(read, self.heads * self.width, **kw)
         self.k, self.v = (Linear(read, self.kv_heads * self.width, **kw) for _ in range(2))
         bias = config.attention_bias if config.output_bias is None else config.output_bias
-        self.o = Linear(self.heads * self.width, config.hidden_size, **kw | {"use_bias": bias})
+        own = linear_options(bias, dtype, rngs)
+        self.o = Linear(self.heads * self.width, config.hidden_size, **own)
         self.gated = config.attention_gate
         if self.gated:
             self.gate = Linear(read, self.heads * self.width, **kw)

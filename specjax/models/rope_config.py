@@ -134,7 +134,8 @@ def _scaling(given: dict, dim: int, positions: int, long: bool) -> RopeScaling |
     elif kind == "yarn":
         fields = _yarn(given, positions / original)
     else:
-        fields = _longrope(given, dim, original, positions / original) | {"long": long}
+        fields = _longrope(given, dim, original, positions / original)
+        fields["long"] = long
     return RopeScaling(kind, original_max_positions=original, **fields)
 
 

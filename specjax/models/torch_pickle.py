@@ -235,10 +235,10 @@ def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
             raise UserError(
                 f"{path} has a name of {len(name)} characters; at most {_LONGEST} are read"
             )
-        new = isinstance(value, dict) and id(value) not in seen
+        named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         if isinstance(value, np.ndarray) and name and name not in tensors:
             tensors[name] = value
-        elif new and all(isinstance(key, str) for key in value):
+        elif isinstance(value, dict) and named and id(value) not in seen:
             seen.add(id(value))  # a dict may contain itself
             queue += [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
         else:
