@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -108,23 +109,19 @@ def read_manifest(path: Path, name: str, schema: int, build: str) -> dict:
     what = name.replace("_", " ")
     try:
         manifest = parsed(path.read_text(encoding="utf-8"))
-        ours, version = manifest["format"] == f"specjax {name}", manifest["schema"]
+        form, version = manifest["format"], manifest["schema"]
     except OSError:
-        raise UserError(
-            f"{path.parent} has no {path.name}; build the {what} with {build}"
-        ) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(
-            f"{path} is damaged, or no {what} of specjax; build it with {build}"
-        ) from None
-    if not ours:
-        raise UserError(f"{path} is no {what} of specjax; build one with {build}")
-    if version != schema:
-        raise UserError(
-            f"{path} has format version {version!r}, but this specjax reads version {schema}; "
-            f"build it again with {build}"
-        )
-    return manifest
+        problem = f"{path.parent} has no {path.name}; build the {what}"
+    except (ValueError, KeyError, TypeError):
+        problem = f"{path} is damaged, or no {what} of specjax; build it"
+    else:
+        if (form, version) == (f"specjax {name}", schema):
+            return manifest
+        problem = f"{path} is no {what} of specjax; build one"
+        if form == f"specjax {name}":
+            versions = f"format version {version!r}, but this specjax reads version {schema}"
+            problem = f"{path} has {versions}; build it again"
+    raise UserError(f"{problem} with {build}")
 
 
 def cache_folder() -> Path:
@@ -163,10 +160,9 @@ def fingerprint(path: Path) -> str:
 
 def machine() -> dict:
     """The host: its processor as named in /proc/cpuinfo, and the cores this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = None
+    with contextlib.suppress(OSError):
+        facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        name = re.search(r"^model name\s*: *(.*\S)", facts, re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": names[0] if names else platform.processor() or "unknown", "cores": cores}
+    return {"cpu": name[1] if name else platform.processor() or "unknown", "cores": cores}

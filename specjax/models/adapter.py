@@ -37,7 +37,7 @@ def mapped(lm: LM, rename: Callable[[Params], Params]) -> LM:
         return function and Bound(_renamed, function, rename)
 
     def pair(function: Callable | None) -> Any:
-        return function and Bound(_renamed_pair, function, rename)
+        return function and Bound(_renamed, function, Bound(_first_of, rename))
 
     def numbered(make: Callable | None, wrap: Callable) -> Any:
         # Equal numbers give the same function.
@@ -66,10 +66,8 @@ def _renamed(function: Callable, rename: Callable, params: Params, *args: Any, *
     return function(rename(params), *args, **more)
 
 
-def _renamed_pair(
-    function: Callable, rename: Callable, pair: tuple, *args: Any, **more: Any
-) -> Any:
-    return function((rename(pair[0]), *pair[1:]), *args, **more)
+def _first_of(rename: Callable, pair: tuple) -> tuple:
+    return (rename(pair[0]), *pair[1:])
 
 
 class Buffers(struct.PyTreeNode):
@@ -101,12 +99,15 @@ class _Foreign(NamedTuple):
 
     call: Callable
     init_cache: Callable
-    vocab_size: int
     width: int
     chains_only: bool
     window: int | None
     treedef: Any
     axes: tuple[_Axes, ...]  # of the leaves of ``treedef``
+
+    def with_slots(self, leaves: list[Array]) -> list[tuple[Array, _Axes]]:
+        """Those leaves of a cache that have slots, with their axes."""
+        return [each for each in zip(leaves, self.axes, strict=True) if each[1].slots != NONE]
 
 
 def from_call(
@@ -149,9 +150,7 @@ def from_call(
 
     Raises UserError for a cache of another form.
     """
-    treedef, axes = _axes(init_cache)
-    fixed = (vocab_size, width or 0, chains_only, window, treedef, axes)
-    foreign = _Foreign(call, init_cache, *fixed)
+    foreign = _Foreign(call, init_cache, width or 0, chains_only, window, *_axes(init_cache))
     return LM(
         Bound(_init, foreign),
         Bound(_apply, foreign),
@@ -167,31 +166,27 @@ def from_call(
 
 def _axes(init_cache: Callable[[int, int], Any]) -> tuple[Any, tuple[_Axes, ...]]:
     """The tree of a foreign cache, and the axes of its leaves. Raises UserError."""
-    sizes = ((2, 5), (2, 7), (3, 5))
-    trees = [jax.eval_shape(Bound(init_cache, *each)) for each in sizes]
+    trees = [jax.eval_shape(Bound(init_cache, *each)) for each in ((2, 5), (2, 7), (3, 5))]
     (treedef, *others) = map(jax.tree.structure, trees)
     if any(other != treedef for other in others):
         raise UserError("init_cache gives other trees for other sizes; give one form of cache")
     result = []
-    for name, *leaves in zip(_names(trees[0]), *map(jax.tree.leaves, trees), strict=True):
-        shape, longer, wider = (leaf.shape for leaf in leaves)
+    leaves = zip(jax.tree.leaves_with_path(trees[0]), *map(jax.tree.leaves, trees), strict=True)
+    for (path, leaf), *same in leaves:
+        shape, longer, wider = (each.shape for each in same)
         slots = [i for i, pair in enumerate(zip(shape, longer, strict=False)) if pair == (5, 7)]
         rows = [i for i, pair in enumerate(zip(shape, wider, strict=False)) if pair == (2, 3)]
-        index = shape == longer and jnp.issubdtype(leaves[0].dtype, jnp.integer)
+        index = shape == longer and jnp.issubdtype(leaf.dtype, jnp.integer)
         if not (index and len(rows) <= 1) and not len(slots) == len(rows) == 1:
+            where = jax.tree_util.keystr(path) or "its root"
             raise UserError(
-                f"init_cache(2, 5) gives {leaves[0].dtype}{list(shape)} at {name or 'its root'}; "
-                "an array of a cache has an axis of 2 rows and one of 5 slots, or is an integer "
-                "index"
+                f"init_cache(2, 5) gives {leaf.dtype}{list(shape)} at {where}; an array of a cache "
+                "has an axis of 2 rows and one of 5 slots, or is an integer index"
             )
         result.append(_Axes(rows[0] if rows else NONE, NONE if index else slots[0]))
     if not any(axes.slots != NONE for axes in result):
         raise UserError("init_cache gives no array with slots; give the cache of the model")
     return treedef, tuple(result)
-
-
-def _names(cache: Any) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(cache)]
 
 
 def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
@@ -200,11 +195,9 @@ def _empty(foreign: _Foreign, batch: int, slots: int) -> list[Array]:
 
 
 def _init(foreign: _Foreign, batch: int, slots: int) -> Buffers:
-    leaves = zip(_empty(foreign, batch, slots), foreign.axes, strict=True)
-    buffers = [
-        jnp.moveaxis(leaf, axes, (0, 1))[:, :slots] for leaf, axes in leaves if axes.slots != NONE
-    ]
-    return Buffers(tuple(buffers), jnp.zeros((batch,), jnp.int32))
+    leaves = foreign.with_slots(_empty(foreign, batch, slots))
+    buffers = tuple(jnp.moveaxis(leaf, axes, (0, 1))[:, :slots] for leaf, axes in leaves)
+    return Buffers(buffers, jnp.zeros((batch,), jnp.int32))
 
 
 def _apply(
@@ -238,36 +231,27 @@ def _apply(
     mask = _mask(foreign, cache.length, slots, depth, layout.visible)
     whole = jax.tree.unflatten(foreign.treedef, whole)
     logits, after, *hidden = foreign.call(params, tokens, depth[:, fed:], whole, mask)
-    written = [
-        _slots(leaf, own, place, new)
-        for leaf, own in zip(jax.tree.leaves(after), foreign.axes, strict=True)
-        if own.slots != NONE
-    ]
+    held = foreign.with_slots(jax.tree.leaves(after))
+    written = tuple(_slots(leaf, axes, place, new) for leaf, axes in held)
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     states = hidden[0] if hidden else jnp.zeros((batch, new, 0), logits.dtype)
     _check_width(foreign.width, states.shape[-1])
-    return Output(logits, states), Block(tuple(written), logits[..., 0].astype(jnp.float32))
+    return Output(logits, states), Block(written, logits[..., 0].astype(jnp.float32))
 
 
 def _check_width(width: int, returned: int) -> None:
     """Raises UserError where ``call`` does not return hidden states of this width; 0: none."""
-    if width and not returned:
-        raise UserError(
-            f"width is {width}, and call returns no hidden states; return them, or leave width out"
-        )
     if width and width != returned:
-        raise UserError(
-            f"width is {width}, and call returns hidden states of {returned}; give width={returned}"
-        )
+        states = "no hidden states; return them, or leave width out"
+        states = f"hidden states of {returned}; give width={returned}" if returned else states
+        raise UserError(f"width is {width}, and call returns {states}")
 
 
 def _with_block(
     foreign: _Foreign, cache: Buffers, room: list[Array], block: Block | None, begin: Array | int
 ) -> list[Array]:
     """The foreign buffers: the slots of a cache and of ``room``, with ``block`` from a slot on."""
-    pairs = zip(room, foreign.axes, strict=True)
-    free = [(leaf, axes) for leaf, axes in pairs if axes.slots != NONE]
-    result = []
+    result, free = [], foreign.with_slots(room)
     for i, (held, (leaf, axes)) in enumerate(zip(cache.leaves, free, strict=True)):
         buffer = jnp.concatenate([held, jnp.moveaxis(leaf, axes, (0, 1))], 1)
         buffer = buffer if block is None else _put(buffer, block.leaves[i], begin)

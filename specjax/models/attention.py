@@ -84,13 +84,11 @@ def stored(cache: Any, block: Any, layer: int) -> Any:
         block = None if block is None else block.attention
         return stored(cache.attention, block, layer - index)
     grown = block if isinstance(block, GrownBlock) else None
-    fed = grown.rest if grown is not None else block
-    none = (None, None)
-    return Stored(
-        *(cache.k[layer], cache.v[layer]),
-        *(none if fed is None else (fed.k[layer], fed.v[layer])),
-        *(none if grown is None else (grown.k[layer], grown.v[layer])),
-    )
+    fed = block if grown is None else grown.rest
+    arrays: list[Any] = []
+    for own in (cache, fed, grown):
+        arrays += (None, None) if own is None else (own.k[layer], own.v[layer])
+    return Stored(*arrays)
 
 
 class Scores(NamedTuple):
@@ -113,12 +111,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        dtype,
-        rngs: nnx.Rngs,
-        read: int | None = None,
-        layer: int = 0,
+        self, config: TransformerConfig, dtype, rngs: nnx.Rngs, read: int | None = None, layer=0
     ):
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
         self.width, self.rope = config.head_dim, config.rope(layer)
@@ -127,20 +120,17 @@ class Attention(nnx.Module):
         kw = linear_options(config.attention_bias, dtype, rngs)
         read = config.hidden_size if read is None else read
         self.q = Linear(read, self.heads * self.width, **kw)
-        self.k = Linear(read, self.kv_heads * self.width, **kw)
-        self.v = Linear(read, self.kv_heads * self.width, **kw)
-        if config.output_bias is not None:
-            kw["use_bias"] = config.output_bias
-        self.o = Linear(self.heads * self.width, config.hidden_size, **kw)
+        self.k, self.v = (Linear(read, self.kv_heads * self.width, **kw) for _ in range(2))
+        bias = config.attention_bias if config.output_bias is None else config.output_bias
+        own = linear_options(bias, dtype, rngs)
+        self.o = Linear(self.heads * self.width, config.hidden_size, **own)
         self.gated = config.attention_gate
         if self.gated:
-            kw["use_bias"] = config.attention_bias
             self.gate = Linear(read, self.heads * self.width, **kw)
         self.qk_norm = ("whole" if config.qk_norm_whole else "head") if config.qk_norm else "none"
         if config.qk_norm:
-            together = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
-            self.q_norm = Norm(config, dtype, together[0] * self.width)
-            self.k_norm = Norm(config, dtype, together[1] * self.width)
+            heads = (self.heads, self.kv_heads) if config.qk_norm_whole else (1, 1)
+            self.q_norm, self.k_norm = (Norm(config, dtype, n * self.width) for n in heads)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,read] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
@@ -206,9 +196,8 @@ def attend(
     size = visible.shape[1]
 
     def score(keys: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
-        product = jnp.einsum(
-            "bkqd,bksd->bkqs", q, keys.astype(q.dtype), preferred_element_type=wide
-        )
+        keys = keys.astype(q.dtype)
+        product = jnp.einsum("bkqd,bksd->bkqs", q, keys, preferred_element_type=wide)
         product = scores.of(product.reshape(batch, heads, rows // size, size, -1))
         product = product if bias is None else product + bias[:, :, None]
         return jnp.where(mask[:, None, None], product, jnp.finfo(product.dtype).min)
@@ -280,8 +269,7 @@ def _block_values(weights: jax.Array, visible: jax.Array, values: jax.Array) -> 
         return weights.astype(wide) * values.astype(wide)
     # For few tokens one small loop is faster than a product and its guards.
     if values.shape[2] <= FEW:
-        group = weights.shape[2] // size
-        seen = jnp.tile(visible, (1, group, 1))[:, None, :, :, None]
+        seen = jnp.tile(visible, (1, weights.shape[2] // size, 1))[:, None, :, :, None]
         products = weights[..., None].astype(wide) * values[:, :, None].astype(wide)
         return jnp.where(seen, products, 0).sum(3)
     finite = jnp.isfinite(values)

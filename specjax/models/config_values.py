@@ -33,13 +33,39 @@ def value_of(
     value = default if raw.get(key) is None else raw[key]
     valid = isinstance(value, (int, kind)) and isinstance(value, bool) == (kind is bool)
     if not valid or (kind is not bool and not 0 < value <= _MOST[kind]):
-        front = f"{where}: " if where else ""
         expected = f"a positive {'integer below 2**31' if kind is int else 'number'}"
         raise UserError(
-            f"{front}{key} is {'missing' if value is None else repr(value)[:60]}; "
+            f"{_front(where)}{key} is {'missing' if value is None else repr(value)[:60]}; "
             f"it must be {'true or false' if kind is bool else expected}"
         )
     return value
+
+
+def _front(where: object) -> str:
+    return f"{where}: " if where else ""
+
+
+def token_id(
+    raw: Mapping[str, Any], key: str, least: int = -_MOST[int], where: object = ""
+) -> int | None:
+    """The token id under ``key``, at least ``least``; None: missing or null. Raises UserError."""
+    value = raw.get(key)
+    if value is not None and (type(value) is not int or not least <= value <= _MOST[int]):
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be a token id")
+    return value
+
+
+def check_supported(
+    what: str, value: Any, allowed: Iterable[Any], where: object = "", of: str = ""
+) -> None:
+    """Raises UserError unless ``value`` is one of ``allowed``.
+
+    ``of`` comes after "is not supported" in the message.
+    """
+    known = list(allowed)
+    if value not in known:
+        front = f"{_front(where)}{what} {value!r} is not supported{of}"
+        raise UserError(f"{front}; supported: {', '.join(map(str, known))}")
 
 
 def check_read(config: Any, back: Any, architecture: str) -> None:
@@ -54,8 +80,7 @@ def object_of(raw: Mapping[str, Any], key: str, where: object = "") -> dict[str,
     """The object under ``key``; empty if it is missing or null. Raises UserError otherwise."""
     value = raw.get(key)
     if value is not None and not isinstance(value, dict):
-        front = f"{where}: " if where else ""
-        raise UserError(f"{front}{key} is {value!r}; it must be an object or null")
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be an object or null")
     return value or {}
 
 
@@ -67,11 +92,8 @@ def check_method(
     Raises UserError for another one than those of the heads ``kind``.
     """
     method = raw.get("speculators_model_type")
-    if method not in (None, *methods):
-        raise UserError(
-            f"{where}: speculators_model_type {method!r} is not supported for {kind} heads; "
-            f"supported: {', '.join(methods)}"
-        )
+    if method is not None:
+        check_supported("speculators_model_type", method, methods, where, f" for {kind} heads")
     return method
 
 
@@ -80,10 +102,8 @@ def check_only(
 ) -> None:
     """Raises UserError for a key with another value than the ``only`` one that is computed."""
     for key, expected in only.items():
-        if values.get(key) not in (None, expected):
-            raise UserError(
-                f"{where}: {prefix}{key} {values[key]!r} is not supported; supported: {expected!r}"
-            )
+        if values.get(key) is not None:
+            check_supported(f"{prefix}{key}", values[key], [expected], where)
 
 
 def check_part(
@@ -116,11 +136,8 @@ def agreed(where: object, stated: Mapping[str, Any]) -> Any:
     given = [(key, value) for key, value in stated.items() if value is not None]
     for key, value in given[1:]:
         if value != given[0][1]:
-            front = f"{where}: " if where else ""
-            raise UserError(
-                f"{front}{given[0][0]} is {given[0][1]!r} and {key} is {value!r}; they must be "
-                "equal"
-            )
+            first = f"{_front(where)}{given[0][0]} is {given[0][1]!r}"
+            raise UserError(f"{first} and {key} is {value!r}; they must be equal")
     return given[0][1] if given else None
 
 
@@ -129,7 +146,7 @@ def names_of(where: object, raw: Mapping[str, Any], key: str) -> list[str]:
     value = raw.get(key)
     names = [] if value is None else value
     if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{where}: {key} is {value!r}; it must be a list of names")
+        raise UserError(f"{_front(where)}{key} is {value!r}; it must be a list of names")
     return list(names)
 
 
@@ -143,14 +160,12 @@ def check_layers(where: object, name: str, value: Any) -> None:
 
 
 def agreed_layers(
-    where: object,
-    stated: Mapping[str, Any],
-    meanings: Callable[[str, list[int]], list[list[int]]],
-    hint: str,
+    where: object, stated: Mapping[str, Any], meanings: Callable[..., list[list[int]]], hint: str
 ) -> list[int] | None:
     """The layers that the lists of all keys name; None: there is no list.
 
-    ``meanings`` gives what a list under a key may mean, in layers from 0, the likeliest first.
+    ``meanings(key, ids)`` is what a list under a key may mean, in layers from 0, the likeliest
+    first.
     Raises UserError, with the ``hint``, if the keys name different layers.
     """
     given = {key: ids for key, ids in stated.items() if ids is not None}
@@ -177,8 +192,4 @@ def switch(where: object, values: Mapping[str, Any], key: str) -> bool | None:
 
 def mask_id_of(where: object, values: Mapping[str, Any]) -> int | None:
     """The id of the mask under one of ``MASK_IDS``; None: not given. Raises UserError."""
-    given = {key: values[key] for key in MASK_IDS if values.get(key) is not None}
-    for key, value in given.items():
-        if type(value) is not int or value < 0:
-            raise UserError(f"{where}: {key} is {value!r}; it must be the id of a token")
-    return agreed(where, given)
+    return agreed(where, {key: token_id(values, key, 0, where) for key in MASK_IDS})

@@ -68,31 +68,28 @@ _KEYS = {
     "activation": "hidden_act",
 }
 _BIAS, _MLP_BIAS = {"attention_bias": "attention_bias"}, {"mlp_bias": "mlp_bias"}
-_GEMMA_KEYS = {
-    **_KEYS,
-    **_BIAS,
-    "activation": "hidden_activation",
-    "query_scalar": "query_pre_attn_scalar",
-    "attention_softcap": "attn_logit_softcapping",
-    "final_softcap": "final_logit_softcapping",
-}
-_GPT2_KEYS = {
-    "vocab_size": "vocab_size",
+_GEMMA_KEYS = (
+    _KEYS
+    | _BIAS
+    | {
+        "activation": "hidden_activation",
+        "query_scalar": "query_pre_attn_scalar",
+        "attention_softcap": "attn_logit_softcapping",
+        "final_softcap": "final_logit_softcapping",
+    }
+)
+# Of models with as many key heads as heads, whose width follows from the hidden size.
+_EQUAL = {key: name for key, name in _KEYS.items() if key not in ("num_kv_heads", "head_dim")}
+_GPT2_KEYS = _EQUAL | {
     "hidden_size": "n_embd",
     "num_heads": "n_head",
     "num_layers": "n_layer",
     "intermediate_size": "n_inner",
     "max_positions": "n_positions",
     "norm_eps": "layer_norm_epsilon",
-    "tie_embeddings": "tie_word_embeddings",
     "activation": "activation_function",
 }
-_NEOX_KEYS = {
-    **{key: name for key, name in _KEYS.items() if key not in ("num_kv_heads", "head_dim")},
-    **_BIAS,
-    "norm_eps": "layer_norm_eps",
-    "parallel": "use_parallel_residual",
-}
+_NEOX_KEYS = _EQUAL | _BIAS | {"norm_eps": "layer_norm_eps", "parallel": "use_parallel_residual"}
 
 _NAMES = {
     "embed": "model.embed_tokens",
@@ -111,17 +108,14 @@ _NAMES = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-_OLMO2_NAMES = {
-    **_NAMES,
+_OLMO2_NAMES = _NAMES | {
     "attention_post_norm": "post_attention_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
-_GEMMA_NAMES = {**_OLMO2_NAMES, "mlp_norm": "pre_feedforward_layernorm"}
-_PHI3_NAMES = {
-    **_NAMES,
-    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "self_attn.qkv_proj"),
-    **dict.fromkeys(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
-}
+_GEMMA_NAMES = _OLMO2_NAMES | {"mlp_norm": "pre_feedforward_layernorm"}
+_QKV = ("attention.q", "attention.k", "attention.v")
+_PHI3_NAMES = _NAMES | dict.fromkeys(_QKV, "self_attn.qkv_proj")
+_PHI3_NAMES |= dict.fromkeys(("mlp.gate", "mlp.up"), "mlp.gate_up_proj")
 _NEOX_NAMES = {
     "embed": "gpt_neox.embed_in",
     "layers": "gpt_neox.layers",
@@ -129,7 +123,7 @@ _NEOX_NAMES = {
     "head": "embed_out",
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
-    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "attention.query_key_value"),
+    **dict.fromkeys(_QKV, "attention.query_key_value"),
     "attention.o": "attention.dense",
     "mlp.up": "mlp.dense_h_to_4h",
     "mlp.down": "mlp.dense_4h_to_h",
@@ -141,14 +135,13 @@ _GPT2_NAMES = {
     "norm": "transformer.ln_f",
     "head": "lm_head",
     "attention_norm": "ln_1",
-    **dict.fromkeys(("attention.q", "attention.k", "attention.v"), "attn.c_attn"),
+    **dict.fromkeys(_QKV, "attn.c_attn"),
     "attention.o": "attn.c_proj",
     "mlp_norm": "ln_2",
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-_DELTA_NAMES = {
-    **_NAMES,
+_DELTA_NAMES = _NAMES | {
     "attention.gate": "self_attn.q_proj",
     **dict.fromkeys(("delta.q", "delta.k", "delta.v", "delta.z"), "linear_attn.in_proj_qkvz"),
     **dict.fromkeys(("delta.b", "delta.a"), "linear_attn.in_proj_ba"),
@@ -157,15 +150,12 @@ _DELTA_NAMES = {
     "delta.norm": "linear_attn.norm",
     "delta.o": "linear_attn.out_proj",
 }
-_QWEN3_5_NAMES = {
-    **_DELTA_NAMES,
-    **dict.fromkeys(("delta.q", "delta.k", "delta.v"), "linear_attn.in_proj_qkv"),
-    **{f"delta.{name}": f"linear_attn.in_proj_{name}" for name in "zba"},
-}
-_MOE_NAMES = {**_NAMES, "mlp.router": "mlp.gate", "experts": "mlp.experts"}
+_QWEN3_5_NAMES = _DELTA_NAMES | {f"delta.{x}": f"linear_attn.in_proj_{x}" for x in "zba"}
+_QWEN3_5_NAMES |= dict.fromkeys(("delta.q", "delta.k", "delta.v"), "linear_attn.in_proj_qkv")
+_MOE_NAMES = _NAMES | {"mlp.router": "mlp.gate", "experts": "mlp.experts"}
 
 _UNTIED = {"tie_embeddings": False, "norm_eps": 1e-6}
-_QWEN = {**_UNTIED, "max_positions": 32768, "sliding_window": 4096}
+_QWEN = _UNTIED | {"max_positions": 32768, "sliding_window": 4096}
 _GEMMA = {
     "norm_eps": 1e-6,
     "head_dim": 256,
@@ -184,10 +174,7 @@ _VISION = ("vision_tower.", "multi_modal_projector.")
 
 FAMILIES = {
     "llama": Family(
-        "LlamaForCausalLM",
-        _KEYS | _BIAS | _MLP_BIAS,
-        _NAMES,
-        defaults=_UNTIED | {"max_positions": 2048},
+        "LlamaForCausalLM", _KEYS | _BIAS | _MLP_BIAS, _NAMES, {}, _UNTIED | {"max_positions": 2048}
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -238,11 +225,7 @@ FAMILIES = {
         _UNTIED | {"max_positions": 32768, "num_kv_heads": 2, "head_dim": 256, "num_experts": 512},
         {"num_experts": [0]},
         rope={"partial": 0.25},
-        by_head={
-            "q_proj": "num_heads",
-            "in_proj_qkvz": "key_heads",
-            "in_proj_ba": "key_heads",
-        },
+        by_head={"q_proj": "num_heads", "in_proj_qkvz": "key_heads", "in_proj_ba": "key_heads"},
     ),
     "qwen3_5_text": Family(
         "Qwen3_5ForCausalLM",
@@ -310,13 +293,8 @@ FAMILIES = {
         _NEOX_KEYS,
         _NEOX_NAMES,
         _CENTRED,
-        {
-            "tie_embeddings": False,
-            "max_positions": 2048,
-            "parallel": True,
-            "attention_bias": True,
-            "activation": "gelu",
-        },
+        {"tie_embeddings": False, "max_positions": 2048, "activation": "gelu"}
+        | {"parallel": True, "attention_bias": True},
         rope={"partial": 0.25},
         by_head={"query_key_value": "num_heads"},
         renamed={"lm_head.": "embed_out."},

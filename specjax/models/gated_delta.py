@@ -85,15 +85,12 @@ class GatedDelta(nnx.Module):
         self.sizes = own = config.recurrent
         kw = linear_options(False, dtype, rngs)
         keys, values = own.key_heads * own.key_dim, own.value_heads * own.value_dim
-        self.q = Linear(config.hidden_size, keys, **kw)
-        self.k = Linear(config.hidden_size, keys, **kw)
+        self.q, self.k = (Linear(config.hidden_size, keys, **kw) for _ in range(2))
         self.v = Linear(config.hidden_size, values, **kw)
-        self.q_conv = Convolution(own.kernel, keys, dtype, rngs)
-        self.k_conv = Convolution(own.kernel, keys, dtype, rngs)
+        self.q_conv, self.k_conv = (Convolution(own.kernel, keys, dtype, rngs) for _ in range(2))
         self.v_conv = Convolution(own.kernel, values, dtype, rngs)
         self.z = Linear(config.hidden_size, values, **kw)
-        self.b = Linear(config.hidden_size, own.value_heads, **kw)
-        self.a = Linear(config.hidden_size, own.value_heads, **kw)
+        self.b, self.a = (Linear(config.hidden_size, own.value_heads, **kw) for _ in range(2))
         # New layers forget at rates between 1 / 1000 and 1.6 per token, as those of Mamba-2.
         rate = jax.random.uniform(rngs.params(), (own.value_heads,), minval=1.0, maxval=16.0)
         self.a_log = nnx.Param(jnp.log(rate).astype(dtype))

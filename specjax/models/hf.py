@@ -8,6 +8,7 @@ configuration, ``hf_weights`` the tensors, ``hf_tokenizer`` the rest.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ from specjax import files
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import lm, memory, t5_config, tensor_files
-from specjax.models.hf_config import bos_id, config_from_hf, config_to_hf, eos_ids, translated
+from specjax.models.config_values import token_id
+from specjax.models.hf_config import config_from_hf, config_to_hf, eos_ids, translated
 from specjax.models.hf_config import read_json as read_json
 from specjax.models.hf_tokenizer import fingerprint as fingerprint
 from specjax.models.hf_tokenizer import load_tokenizer as load_tokenizer
@@ -134,11 +136,9 @@ def load(
     if not on_host:
         leaves: Any = flatten_dict(lm.abstract_params(config, dtype)).items()
         item = lambda path: 1 if weights and in_int8(path) else dtype.itemsize  # noqa: E731
-        memory.check(
-            sum(leaf.size * item(path) for path, leaf in leaves),
-            f"{path.name} in {weights or dtype}",
-            "take a smaller model, or divide it among devices (mesh=tensor:N)",
-        )
+        need = sum(leaf.size * item(path) for path, leaf in leaves)
+        right = "take a smaller model, or divide it among devices (mesh=tensor:N)"
+        memory.check(need, f"{path.name} in {weights or dtype}", right)
     model = lm.from_config(config, dtype, tuple(taps))
     if tokenizer is not None:
         name, ends = fingerprint(tokenizer), tuple(config.eos_token_id)
@@ -242,8 +242,8 @@ def token_bytes(path: Path, tokenizer: Tokenizer) -> TokenBytes:
     Raises UserError for ids that begin or end a text and are no ids.
     """
     raw = read_config(path)
-    first, ends = (translated(path / "config.json", raw, read) for read in (bos_id, eos_ids))
-    ends = _of_generation(path, eos_ids, ends)
+    first = token_id(raw, "bos_token_id", where=path / "config.json")
+    ends = _of_generation(path, eos_ids, translated(path / "config.json", raw, eos_ids))
     return TokenBytes(fingerprint(tokenizer), tokenizer, first, ends)
 
 
@@ -254,18 +254,16 @@ def _config(path: Path) -> TransformerConfig:
     no end, whatever config.json names. Without the file, the ids are those of config.json; where it
     names none, there are none.
     """
-    if gguf_file.is_gguf(path):
-        return translated(path, read_config(path), config_from_hf)
-    config = translated(path / "config.json", read_config(path), config_from_hf)
+    where = path if gguf_file.is_gguf(path) else path / "config.json"
+    config = translated(where, read_config(path), config_from_hf)
     # Chat models name the token that ends a turn only in this file.
     eos = _of_generation(path, eos_ids, config.eos_token_id)
     config = dataclasses.replace(config, eos_token_id=eos)
     if not isinstance(config, T5Config):
         return config
     # Of T5 the start token may be there, and the tensors show whether there is a head.
-    key = "decoder_start_token_id"
-    start = _of_generation(path, lambda raw: t5_config.token_id(raw, key), None)
-    if start is not None:
+    read = functools.partial(token_id, key="decoder_start_token_id", least=0)
+    if (start := _of_generation(path, read, None)) is not None:
         config = dataclasses.replace(config, start_token_id=start)
     return t5_config.with_head(config, has_tensor(path, "lm_head.weight"))
 
@@ -292,12 +290,9 @@ def origin(directory: str | os.PathLike) -> Origin:
     if gguf_file.is_gguf(path) and path.is_file():
         return Origin(path.name, "gguf", None, gguf_file.read(path).quantised())
     config = path / "config.json"
-    how = (
-        translated(config, read_json(config), compressed_tensors.scheme)
-        if config.is_file()
-        else None
-    )
-    types = () if how is None else how.names
+    raw = read_json(config) if config.is_file() else {}
+    how = translated(config, raw, compressed_tensors.scheme)
+    types = tuple(compressed_tensors.NAMES[each] for each in (how.types if how else ()))
     if (snapshot := hub.snapshot_of(path)) is not None:
         name, commit = snapshot
         return Origin(name, "hub", commit, types)

@@ -12,9 +12,15 @@ from typing import Any
 
 from specjax import files
 from specjax.checks import whole
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models import rope_config, t5_config
-from specjax.models.config_values import check_read, value_of
+from specjax.models.config_values import (
+    check_read,
+    check_supported,
+    names_of,
+    token_id,
+    value_of,
+)
 from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
 from specjax.models.sources import compressed_tensors
 from specjax.models.t5_config import T5Config
@@ -64,20 +70,19 @@ def read_json(path: Path) -> dict:
 
     Raises UserError if the file is missing, cannot be read or holds no JSON object.
     """
-    try:
-        value = files.parsed(path.read_text(encoding="utf-8"))
+    # It may be a directory of this name.
+    with on_disk(f"{path} cannot be read", "give a file of this name"):
+        if not path.exists():
+            raise UserError(
+                f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
+            )
+        data = path.read_bytes()
+    # It may be not JSON, or not UTF-8.
+    with on_disk(f"{path} is not valid JSON", "copy it again", ValueError):
+        value = files.parsed(data.decode())
         if not isinstance(value, dict):
             raise ValueError("not an object")
-        return value
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} has no {path.name}; give a Hugging Face style model directory"
-        ) from None
-    except OSError as error:  # a directory of this name
-        why = error.strerror or error
-        raise UserError(f"{path} cannot be read ({why}); give a file of this name") from None
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from None
+    return value
 
 
 def translated(where: object, raw: Any, translate: Callable[[Any], Any]) -> Any:
@@ -102,14 +107,13 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     family = FAMILIES[name]
     for key, allowed in family.only.items():
         value = raw.get(key, family.defaults.get(key))
-        if value is not None and value not in allowed:
-            raise UserError(
-                f"{key} {value!r} is not supported; supported: {', '.join(map(str, allowed))}"
-            )
+        if value is not None:
+            check_supported(key, value, allowed)
     _check_unread(raw, family)
     values = _values(raw, family)
     values |= _read_layers(raw, family, values)
-    return shape(name, bos_token_id=bos_id(raw), eos_token_id=eos_ids(raw), **values)
+    begin = token_id(raw, "bos_token_id")
+    return shape(name, bos_token_id=begin, eos_token_id=eos_ids(raw), **values)
 
 
 def _values(raw: dict, family: Family) -> dict[str, Any]:
@@ -141,7 +145,9 @@ def _values(raw: dict, family: Family) -> dict[str, Any]:
         )
     for field, key in keys.items():
         if field == "activation":
-            values[field] = _activation(key, raw.get(key) or defaults.get(field) or "silu")
+            name = raw.get(key) or defaults.get(field) or "silu"
+            check_supported(key, name, ACTIVATIONS)
+            values[field] = ACTIVATIONS[name]
         elif key == "n_inner" and raw.get(key) is None:
             values[field] = 4 * hidden
         elif field in _NULLABLE and raw.get(key, defaults.get(field)) is None:
@@ -149,12 +155,6 @@ def _values(raw: dict, family: Family) -> dict[str, Any]:
         elif field not in values:
             values[field] = value(field)
     return values
-
-
-def _activation(key: str, name: Any) -> str:
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UserError(f"{key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
 
 
 def _check_unread(raw: dict, family: Family) -> None:
@@ -173,20 +173,9 @@ def _check_unread(raw: dict, family: Family) -> None:
         if value is True and family.switches.get(_SPELLINGS.get(key, key)) is True:
             continue
         raise UserError(f"{key} {value!r} is not supported for {family.architecture}")
-    kinds = raw.get("layer_types") or []
-    if family.windows == "none" and not isinstance(kinds, list):
-        raise UserError(f"layer_types is {kinds!r}; it must be a list of names")
-    known = (_FULL, _LINEAR) if "delta" in family.names else (_FULL,)
-    if family.windows == "none" and any(kind not in known for kind in kinds):
+    kinds = names_of("", raw, "layer_types") if family.windows == "none" else []
+    if not {*kinds} <= {_FULL, _LINEAR if "delta" in family.names else _FULL}:
         raise UserError(f"layer_types {kinds!r} is not supported for {family.architecture}")
-
-
-def bos_id(raw: dict) -> int | None:
-    value = raw.get("bos_token_id")
-    wrong = isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31
-    if value is not None and wrong:
-        raise UserError(f"bos_token_id is {value!r}; it must be a token id")
-    return value
 
 
 def eos_ids(raw: dict) -> tuple[int, ...]:
@@ -196,7 +185,7 @@ def eos_ids(raw: dict) -> tuple[int, ...]:
     """
     value = raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) or abs(i) >= 2**31 for i in ids):
+    if any(type(i) is not int or abs(i) >= 2**31 for i in ids):
         raise UserError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
     return tuple(dict.fromkeys(ids))
 
@@ -252,15 +241,15 @@ _SAME = {"MiMoForCausalLM": "qwen2"}
 def _family(raw: dict) -> str:
     """The family of a config.json, from its architectures or its model_type."""
     kind, given = raw.get("model_type"), raw.get("architectures") or []
-    for value, names in ((kind, [kind]), (given, given)):
-        if not isinstance(names, list) or not all(isinstance(x, str | None) for x in names):
-            raise UserError(
-                f"model_type and architectures must be a name and a list of names, not {value!r}"
-            )
+    if not isinstance(given, list) or not all(isinstance(x, str | None) for x in (kind, *given)):
+        wrong = given if isinstance(kind, str | None) else kind
+        raise UserError(
+            f"model_type and architectures must be a name and a list of names, not {wrong!r}"
+        )
     known = {family.architecture: name for name, family in FAMILIES.items()} | _SAME
-    if not raw.get("architectures") and kind in FAMILIES:
+    if not given and kind in FAMILIES:
         return kind
-    names = raw.get("architectures") or ([kind] if kind else [])
+    names = given or ([kind] if kind else [])
     if not names:
         raise UserError(
             "not the configuration of a model (no architectures, no model_type); "
@@ -274,8 +263,6 @@ def _family(raw: dict) -> str:
 
 
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
-# Every n-th layer of SmolLM3 has no rotary positions.
-_INTERVAL = 4
 
 
 def _read_layers(raw: dict, family: Family, values: dict[str, Any]) -> dict[str, Any]:
@@ -412,7 +399,8 @@ def _unrotated(raw: dict, family: Family, layers: int) -> tuple[int, ...]:
         return ()
     rotated = raw.get("no_rope_layers")
     if rotated is None:
-        every = value_of(raw, "no_rope_layer_interval", int, _INTERVAL)
+        # Every n-th layer of SmolLM3 has no rotary positions.
+        every = value_of(raw, "no_rope_layer_interval", int, 4)
         rotated = [int((i + 1) % every != 0) for i in range(layers)]
     complete = isinstance(rotated, list) and len(rotated) >= layers
     if not complete or any(value not in (0, 1) for value in rotated):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from specjax import files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models.hf_config import read_json
 from specjax.models.sources import gguf_file, gguf_tokenizer
 from specjax.models.transformer_config import TransformerConfig
@@ -24,13 +24,17 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | Non
     file = path if gguf_file.is_gguf(path) else path / "tokenizer.json"
     if not file.exists():
         return None
-    tokenizer = gguf_tokenizer.read(gguf_file.read(path)) if file == path else _read(file)
+    if file == path:
+        tokenizer = gguf_tokenizer.read(gguf_file.read(path))
+    else:
+        # The library raises plain Exceptions.
+        with on_disk(f"{file} is damaged", "copy it again", Exception):
+            tokenizer = Tokenizer.from_file(str(file))
     if tokenizer is None:
         return None
     # Added tokens may be beyond the model's vocabulary: Gemma 3 has one for images. A text with one
     # is refused when it is a prompt.
-    own = tokenizer.get_vocab(with_added_tokens=False)
-    size = max(own.values(), default=-1) + 1
+    size = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise UserError(
             f"{file} has ids up to {size - 1} and the model {vocab_size} tokens; they do not match"
@@ -39,13 +43,6 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | Non
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _read(file: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f"{file} is damaged ({error}); copy it again") from None
 
 
 def read_tokenizer_config(path: Path) -> dict:

@@ -78,8 +78,7 @@ def open_weights(file: Path, stack: contextlib.ExitStack) -> Any:
     if gguf_file.is_gguf(file):
         return gguf_tensors.Tensors(file)
     with on_disk(f"{file} is damaged or incomplete", "copy it again", SafetensorError):
-        opened = stack.enter_context(safe_open(str(file), framework="np"))
-        return tensors.Safetensors(file, opened)
+        return tensors.Safetensors(file, stack.enter_context(safe_open(str(file), framework="np")))
 
 
 def has_tensor(path: Path, name: str) -> bool:
@@ -129,11 +128,7 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
 
 
 def read_params(
-    path: Path,
-    config: TransformerConfig,
-    dtype: np.dtype,
-    on_host: bool = False,
-    int8: bool = False,
+    path: Path, config: TransformerConfig, dtype: np.dtype, on_host: bool, int8: bool = False
 ) -> dict:
     """The parameters of a model directory as a nested dict of ``dtype``.
 
@@ -286,8 +281,9 @@ def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 # The order of the parts of a fused tensor.
 _ORDER = ("q", "k", "v", "z", "gate", "up", "b", "a", "q_conv", "k_conv", "v_conv")
-# Parameters that are tensors without a module of their own.
-_BARE = {"a_log": "A_log", "dt_bias": "dt_bias"}
+_RANK = {part: rank for rank, part in enumerate(_ORDER)}
+# The ends of names; that of other parameters is "weight".
+_ENDS = {"bias": "bias", "a_log": "A_log", "dt_bias": "dt_bias"}
 
 
 class Stored(NamedTuple):
@@ -339,7 +335,7 @@ def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
     family, layout = family_of(config), {}
     leaves: Any = flatten_dict(lm.abstract_params(config))
     grouped: dict[str, list[tuple]] = {}
-    for path in sorted(leaves, key=_order):
+    for path in sorted(leaves, key=lambda path: _RANK.get(path[-2], -1)):
         if len(leaves[path].shape) == 3:
             layout |= _experts(family, path, leaves[path].shape)
         else:
@@ -365,19 +361,12 @@ def _heads_of(family: Family, name: str, config: TransformerConfig) -> int:
     return 0 if field is None else getattr(sizes, field)
 
 
-def _order(path: tuple) -> int:
-    part = path[-2] if len(path) > 1 else ""
-    return _ORDER.index(part) if part in _ORDER else -1
-
-
 def _name(family: Family, path: tuple) -> str:
     """The name of the tensor that has the parameter at this path."""
     first, *inner, leaf = path
     module = family.names[".".join(map(str, inner[1:])) if inner else first]
     prefix = f"{family.names['layers']}.{inner[0]}." if inner else ""
-    if leaf in _BARE:
-        return f"{prefix}{module}.{_BARE[leaf]}"
-    return f"{prefix}{module}.{'bias' if leaf == 'bias' else 'weight'}"
+    return f"{prefix}{module}.{_ENDS.get(leaf, 'weight')}"
 
 
 def _experts(family: Family, path: tuple, shape: tuple[int, ...]) -> dict[str, Stored]:
@@ -386,9 +375,5 @@ def _experts(family: Family, path: tuple, shape: tuple[int, ...]) -> dict[str, S
     module = family.names[f"mlp.{leaf}"].removeprefix("mlp.")
     experts, inner, outer = shape
     prefix = f"{family.names['layers']}.{layer}.{family.names['experts']}"
-    return {
-        f"{prefix}.{i}.{module}.weight": Stored(
-            [path], [outer], (outer, inner), True, expert=i, experts=experts
-        )
-        for i in range(experts)
-    }
+    each = Stored([path], [outer], (outer, inner), True, experts=experts)
+    return {f"{prefix}.{i}.{module}.weight": each._replace(expert=i) for i in range(experts)}

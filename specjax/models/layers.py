@@ -145,8 +145,7 @@ class Linear(nnx.Linear):
             compute = functools.partial(self._in_int8, kernel)
         if inputs.shape[-2] <= TOKENS:
             return product(compute, inputs)
-        flat = compute(inputs.reshape(-1, inputs.shape[-1]))
-        return flat.reshape(*inputs.shape[:-1], -1)
+        return compute(inputs.reshape(-1, inputs.shape[-1])).reshape(*inputs.shape[:-1], -1)
 
     def _in_int8(self, kernel: Int8, x: jax.Array) -> jax.Array:
         out = kernel.product(x.astype(self.dtype))

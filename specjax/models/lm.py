@@ -98,6 +98,7 @@ def from_config(
         if part is not None:
             raise UserError(f"{name} has an encoder, and no parts; take a decoder for {part}")
         return model._replace(encoder=Encoder(_start_of(config), Bound(_read, static), config))
+    queries = Bound(_call, "queries", config, dtype)  # of a whole model whose layers have them
     return model._replace(
         max_positions=config.longest_text,
         window=min((size for size in config.windows if size is not None), default=None),
@@ -106,7 +107,7 @@ def from_config(
             extended=extended,
             decoder=config,
             some_logits=Bound(_call, "some_logits", config, dtype),
-            queries=_queries(static),
+            queries=queries if part is None and config.recurrent is None else None,
             above=Bound(_above, static) if part is None else None,
         ),
     )
@@ -124,13 +125,6 @@ class _Static(NamedTuple):
     def module(self, params: dict) -> Any:
         """The module with these parameters."""
         return merge(self.config, params, self.dtype)
-
-
-def _queries(static: _Static) -> Callable[..., Any] | None:
-    """``Inside.queries``: of a whole model in which every layer has them."""
-    if static.part is not None or static.config.recurrent is not None:
-        return None
-    return Bound(_call, "queries", static.config, static.dtype)
 
 
 def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> Any:

@@ -129,10 +129,8 @@ def _after_buffer(cache: OverlayCache, room: int, layout: Layout) -> Layout:
     visible = jnp.broadcast_to(used[:, None], (batch, new, room))
     before = jnp.broadcast_to(place, (batch, room))
     after = layout.depth + cache.count[:, None]
-    return Layout(
-        jnp.concatenate([visible, layout.visible], -1),
-        jnp.concatenate([before.astype(after.dtype), after], -1),
-    )
+    visible = jnp.concatenate([visible, layout.visible], -1)
+    return Layout(visible, jnp.concatenate([before.astype(after.dtype), after], -1))
 
 
 def _commit(

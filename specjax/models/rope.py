@@ -39,7 +39,7 @@ class RopeScaling:
     longest text of a batch in each step and computes all keys again when it passes
     ``original_max_positions``, so the same text has other probabilities in another batch. Here the
     set is a property of the model. With the short factors, which are the default, texts end at
-    ``original_max_positions`` (``max_positions``); ``long=True`` uses the long factors throughout.
+    ``original_max_positions``; ``long=True`` uses the long factors throughout.
     """
 
     kind: str
@@ -132,18 +132,6 @@ def rotate(x: jax.Array, angle: jax.Array, rope: Rope) -> jax.Array:
     cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
     if rope.scaling is not None and rope.scaling.attention_factor != 1:
         cos, sin = cos * rope.scaling.attention_factor, sin * rope.scaling.attention_factor
-    wide = x.astype(cos.dtype)
-    first, second = jnp.split(wide, 2, axis=-1)
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def max_positions(rope: Rope, positions: int) -> int:
-    """The longest text, in tokens, of a model whose configuration allows ``positions``.
-
-    It is shorter only for a longrope model with its short factors.
-    """
-    scaling = rope.scaling
-    if scaling is None or scaling.kind != "longrope" or scaling.long:
-        return positions
-    return min(positions, scaling.original_max_positions)

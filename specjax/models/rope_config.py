@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import agreed, object_of, value_of
+from specjax.models.config_values import agreed, check_supported, object_of, value_of
 from specjax.models.rope import Rope, RopeScaling
 
 # For each kind its keys in config.json, in the order in which they are written.
@@ -64,25 +64,19 @@ def read(
     given = {key: x for key, x in settings(raw, layer_type).items() if key not in unread}
     if layer_type not in (None, "full_attention") and not _per_layer(raw):
         local = value_of(given, "rope_theta", float, theta) if local_theta is None else local_theta
-        given = {"rope_theta": value_of(raw, "rope_local_base_freq", float, local)} | {
-            key: value for key, value in given.items() if key == "partial_rotary_factor"
-        }
+        given = {key: x for key, x in given.items() if key == "partial_rotary_factor"}
+        given["rope_theta"] = value_of(raw, "rope_local_base_freq", float, local)
     theta = float(value_of(given, "rope_theta", float, theta))
     if theta <= 1:
         raise UserError(f"rope_theta is {theta}; it must be a number above 1")
     share = value_of(given, "partial_rotary_factor", float, partial)
     dim = int(head_dim * share)
     if share > 1 or dim < 2 or dim % 2:
-        raise UserError(
-            f"partial_rotary_factor {share} of head_dim {head_dim} turns {dim} dimensions; "
-            f"it must be an even number between 2 and {head_dim}"
-            if share != 1
-            else f"head_dim {head_dim} is odd; rotary positions need an even one"
-        )
-    scaling = _scaling(given, dim, positions)
-    if long and scaling is not None and scaling["kind"] == "longrope":
-        scaling["long"] = True
-    return Rope(theta, dim, None if scaling is None else RopeScaling(**scaling))
+        odd = f"head_dim {head_dim} is odd; rotary positions need an even one"
+        turned = f"partial_rotary_factor {share} of head_dim {head_dim} turns {dim} dimensions"
+        right = f"it must be an even number between 2 and {head_dim}"
+        raise UserError(odd if share == 1 else f"{turned}; {right}")
+    return Rope(theta, dim, _scaling(given, dim, positions, long))
 
 
 def _per_layer(raw: dict) -> bool:
@@ -114,13 +108,12 @@ def settings(raw: dict, layer_type: str | None = None) -> dict[str, Any]:
     return {key: value for key, value in top.items() if value is not None} | given
 
 
-def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
-    """The fields of RopeScaling; None for the kind "default"."""
+def _scaling(given: dict, dim: int, positions: int, long: bool) -> RopeScaling | None:
+    """None for the kind "default"."""
     kind = given.get("rope_type", given.get("type", "default"))
     # The first name of longrope, in the first files of Phi-3.
     kind = "longrope" if kind == "su" else kind
-    if not isinstance(kind, str) or kind not in _KEYS:
-        raise UserError(f"rope type {kind!r} is not supported; supported: {', '.join(_KEYS)}")
+    check_supported("rope type", kind, _KEYS)
     known = _COMMON | set(_KEYS[kind]) | _READ.get(kind, set())
     if kind == "yarn" and "attn_factor" in given:
         raise UserError(
@@ -134,14 +127,16 @@ def _scaling(given: dict, dim: int, positions: int) -> dict[str, Any] | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return {"kind": kind, "factor": value_of(given, "factor", float)}
+        return RopeScaling(kind, value_of(given, "factor", float))
     original = value_of(given, _ORIGINAL, int, positions)
-    fields = {"kind": kind, "original_max_positions": original}
     if kind == "llama3":
-        return fields | _llama3(given)
-    if kind == "yarn":
-        return fields | _yarn(given, positions / original)
-    return fields | _longrope(given, dim, original, positions / original)
+        fields = _llama3(given)
+    elif kind == "yarn":
+        fields = _yarn(given, positions / original)
+    else:
+        fields = _longrope(given, dim, original, positions / original)
+        fields["long"] = long
+    return RopeScaling(kind, original_max_positions=original, **fields)
 
 
 def _llama3(given: dict) -> dict[str, Any]:

@@ -140,9 +140,8 @@ class EncoderLayer(nnx.Module):
     """Attention in both directions and feed-forward part."""
 
     def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
-        self.attention_norm = Norm(config, dtype)
+        self.attention_norm, self.mlp_norm = (Norm(config, dtype) for _ in range(2))
         self.attention = T5Attention(config, dtype, rngs)
-        self.mlp_norm = Norm(config, dtype)
         self.mlp = Mlp(config, dtype, rngs)
 
     def __call__(self, x: jax.Array, real: jax.Array, bias: jax.Array) -> jax.Array:
@@ -155,11 +154,9 @@ class DecoderLayer(nnx.Module):
     """Attention to what was written, cross-attention to the source, and feed-forward part."""
 
     def __init__(self, config: T5Config, dtype, rngs: nnx.Rngs):
-        self.attention_norm = Norm(config, dtype)
-        self.attention = T5Attention(config, dtype, rngs)
-        self.cross_norm = Norm(config, dtype)
-        self.cross = T5Attention(config, dtype, rngs)
-        self.mlp_norm = Norm(config, dtype)
+        norms = (Norm(config, dtype) for _ in range(3))
+        self.attention_norm, self.cross_norm, self.mlp_norm = norms
+        self.attention, self.cross = (T5Attention(config, dtype, rngs) for _ in range(2))
         self.mlp = Mlp(config, dtype, rngs)
 
     def __call__(self, x, biases, view: Past, before: Stored):
@@ -214,10 +211,8 @@ class T5(Transformer):
                 "source is to be scored; give the text to models.lm.forward, or take a decoder"
             )
         own, depth = view.positions, view.length[:, None] + view.layout.depth
-        biases = (
-            self.bias(own[:, :, None] - depth[:, None]),
-            self.bias(own[:, :, None] - jnp.arange(slots)),
-        )
+        inside = self.bias(own[:, :, None] - depth[:, None])
+        biases = (inside, self.bias(own[:, :, None] - jnp.arange(slots)))
         return self.embedded(tokens), [biases] * self.config.num_layers
 
     def logits(self, hidden: jax.Array) -> jax.Array:

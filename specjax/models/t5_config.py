@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config_values import check_read, value_of
+from specjax.models.config_values import check_read, check_supported, token_id, value_of
 from specjax.models.families import ACTIVATIONS, Family
 from specjax.models.transformer_config import TransformerConfig
 
@@ -34,6 +34,8 @@ _TOKENS = {
     "pad_token_id": "pad_token_id",
     "bos_token_id": "bos_token_id",
 }
+_SWITCHES: dict[str, Any] = {"family": "t5", "positions": "relative", "max_positions": UNBOUNDED}
+_SWITCHES |= {"gated": False, "activation": "relu", "norm_eps": 1e-6, "eos_token_id": (1,)}
 # Keys that change the computation, which no T5 model of this kind has.
 _REFUSED = ("is_decoder", "tie_encoder_decoder", "encoder_no_repeat_ngram_size", "num_experts")
 
@@ -60,18 +62,8 @@ def t5(**fields: Any) -> T5Config:
     ``num_kv_heads`` and ``encoder_layers`` are the heads and layers of the decoder by default.
     Raises UserError for buckets that hold no position, or that begin beyond ``max_distance``.
     """
-    switches = {
-        "family": "t5",
-        "num_kv_heads": fields["num_heads"],
-        "max_positions": UNBOUNDED,
-        "norm_eps": 1e-6,
-        "positions": "relative",
-        "gated": False,
-        "activation": "relu",
-        "encoder_layers": fields["num_layers"],
-        "eos_token_id": (1,),
-    }
-    config = T5Config(**switches | fields)
+    sizes = {"num_kv_heads": fields["num_heads"], "encoder_layers": fields["num_layers"]}
+    config = T5Config(**_SWITCHES | sizes | fields)
     if config.buckets < 4 or config.buckets % 2:
         raise UserError(
             f"relative_attention_num_buckets is {config.buckets}; it must be an even number of at "
@@ -112,7 +104,7 @@ def read(raw: dict, eos: tuple[int, ...]) -> T5Config:
     # head (``with_head``).
     values["tie_embeddings"] = tied = value_of(raw, "tie_word_embeddings", bool, True)
     values["scale_logits"] = value_of(raw, "scale_decoder_outputs", bool, tied)
-    values |= {field: token_id(raw, key) for field, key in _TOKENS.items()}
+    values |= {field: token_id(raw, key, 0) for field, key in _TOKENS.items()}
     return t5(eos_token_id=eos, **values)
 
 
@@ -132,11 +124,7 @@ def _feed_forward(raw: dict) -> tuple[bool, str]:
             raise UserError(
                 f"{key} is {raw[key]!r} and feed_forward_proj {name!r}; they do not agree"
             )
-    if act not in ACTIVATIONS:
-        raise UserError(
-            f"feed_forward_proj {name!r} is not supported; supported activations: "
-            f"{', '.join(ACTIVATIONS)}"
-        )
+    check_supported("feed_forward_proj", act, ACTIVATIONS)
     return gated, ACTIVATIONS[act]
 
 
@@ -145,14 +133,6 @@ def with_head(config: T5Config, present: bool) -> T5Config:
     # The weights of T5 1.0 may have the embedding twice.
     tied = config.scale_logits or not present
     return dataclasses.replace(config, tie_embeddings=tied) if config.tie_embeddings else config
-
-
-def token_id(raw: dict, key: str) -> int | None:
-    """The token id under ``key``; None if it is missing or null. Raises UserError otherwise."""
-    value = raw.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise UserError(f"{key} is {value!r}; it must be a token id")
-    return value
 
 
 def write(config: T5Config) -> dict:

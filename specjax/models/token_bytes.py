@@ -7,6 +7,7 @@ byte fallback) are read; a token may be a part of a character.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -49,12 +50,9 @@ class TokenBytes:
         own = self.source.get_vocab(with_added_tokens=False)
         result: list[bytes | None] = [None] * (max(vocabulary, default=-1) + 1)
         for i, token in vocabulary.items():
-            if i not in added:
-                result[i] = self._style.read(token)
-            elif not added[i].special:
-                # A token of the model that is listed again is written as the model's others.
-                read = self._style.read(token) if token in own else added[i].content.encode()
-                result[i] = read
+            # A token of the model that is added again is written as the model's others.
+            if i not in added or not added[i].special:
+                result[i] = self._style.read(token) if token in own else added[i].content.encode()
         return tuple(result)
 
     @functools.cached_property
@@ -77,8 +75,7 @@ class TokenBytes:
     def ids(self) -> dict[bytes, int]:
         """Bytes -> the token that stands for them; not a byte token if there is another one."""
         result: dict[bytes, int] = {}
-        order = sorted(range(len(self.tokens)), key=lambda i: (i in self.fallback, i))
-        for i in order:
+        for i in sorted(range(len(self.tokens)), key=lambda i: (i in self.fallback, i)):
             if data := self.tokens[i]:
                 result.setdefault(data, i)
         return result
@@ -94,12 +91,11 @@ class TokenBytes:
         The tokenizer's own where it gives tokens of exactly these bytes, else the fewest.
         """
         if isinstance(self.source, Tokenizer) and (text := self._style.write(data)) is not None:
-            try:
+            # A Unigram model without an unknown token raises no narrower exception.
+            with contextlib.suppress(Exception):
                 own = [token.id for token in self.source.model.tokenize(text)]
-            except Exception:  # a Unigram model without an unknown token raises no narrower one
-                return fewest(data, self.ids)
-            if b"".join(self.tokens[i] or b"" for i in own) == data:
-                return own
+                if b"".join(self.tokens[i] or b"" for i in own) == data:
+                    return own
         return fewest(data, self.ids)
 
 

@@ -26,18 +26,10 @@ import numpy as np
 
 from specjax.errors import UserError
 
-_STORAGES = {
-    "FloatStorage": np.float32,
-    "HalfStorage": np.float16,
-    "BFloat16Storage": ml_dtypes.bfloat16,
-    "DoubleStorage": np.float64,
-    "LongStorage": np.int64,
-    "IntStorage": np.int32,
-    "ShortStorage": np.int16,
-    "CharStorage": np.int8,
-    "ByteStorage": np.uint8,
-    "BoolStorage": np.bool_,
-}
+# The dtypes of storage classes, such as FloatStorage.
+_STORAGES = {"Float": np.float32, "Half": np.float16, "BFloat16": ml_dtypes.bfloat16}
+_STORAGES |= {"Double": np.float64, "Long": np.int64, "Int": np.int32, "Short": np.int16}
+_STORAGES |= {"Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}
 # Later dtypes, without storage classes; their tensors use UntypedStorage.
 _LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 _BYTES = np.dtype(np.uint8)
@@ -51,6 +43,7 @@ _INSTRUCTIONS = (
     "SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE GLOBAL STACK_GLOBAL REDUCE "
     "BUILD BINPERSID"
 )
+_CODES = [getattr(pickle, name)[0] for name in _INSTRUCTIONS.split()]
 
 
 class _Storage(NamedTuple):
@@ -144,16 +137,16 @@ class _Reader(pickle._Unpickler):
         super().__init__(io.BytesIO(archive.program))
         self.archive, self._storages = archive, {}
         self._globals = {
-            ("collections", "OrderedDict"): _ordered,
+            # The pickle then sets one key after the other.
+            ("collections", "OrderedDict"): lambda: collections.OrderedDict(),
             ("torch._utils", "_rebuild_tensor_v2"): _tensor,
             ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_bytes,
-            ("torch._utils", "_rebuild_parameter"): _parameter,
+            ("torch._utils", "_rebuild_parameter"): lambda tensor, requires_grad, hooks: tensor,
             ("torch.storage", "UntypedStorage"): _BYTES,
         }
-        self._globals |= {("torch", name): np.dtype(kind) for name, kind in _STORAGES.items()}
-        self._globals |= {
-            ("torch", name): np.dtype(getattr(ml_dtypes, name, name)) for name in _LATER
-        }
+        dtypes = {f"{name}Storage": dtype for name, dtype in _STORAGES.items()}
+        dtypes |= {name: getattr(ml_dtypes, name, name) for name in _LATER}
+        self._globals |= {("torch", name): np.dtype(own) for name, own in dtypes.items()}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._globals:
@@ -193,24 +186,14 @@ class _Reader(pickle._Unpickler):
         self.load_setitems()  # type: ignore[attr-defined]
 
     dispatch: ClassVar[dict[int, Any]] = dict.fromkeys(pickle._Unpickler.dispatch, _refuse)
-    dispatch |= {
-        code: pickle._Unpickler.dispatch[code]
-        for code in (getattr(pickle, x)[0] for x in _INSTRUCTIONS.split())
-    }
-    dispatch |= {
-        pickle.BUILD[0]: _build,
-        pickle.SETITEM[0]: _setitem,
-        pickle.SETITEMS[0]: _setitems,
-    }
+    dispatch |= {code: pickle._Unpickler.dispatch[code] for code in _CODES}
+    dispatch |= {pickle.BUILD[0]: _build, pickle.SETITEM[0]: _setitem}
+    dispatch |= {pickle.SETITEMS[0]: _setitems}
 
 
 def _check_strings(keys: Iterable[Any]) -> None:
     if any(type(key) is not str for key in keys):
         raise ValueError("a dict has keys that are not strings")
-
-
-def _ordered() -> collections.OrderedDict:
-    return collections.OrderedDict()  # the pickle then sets one key after the other
 
 
 def _tensor(
@@ -242,10 +225,6 @@ def _tensor_of_bytes(
     return _tensor(_Storage(storage.values.view(dtype)), offset, size, stride)
 
 
-def _parameter(tensor, requires_grad, hooks) -> np.ndarray:
-    return tensor
-
-
 def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
     """A nested dict as a flat dict, keys joined by dots. Raises UserError for other contents."""
     tensors: dict[str, np.ndarray] = {}
@@ -256,13 +235,10 @@ def _flatten(path: Path, value: Any) -> dict[str, np.ndarray]:
             raise UserError(
                 f"{path} has a name of {len(name)} characters; at most {_LONGEST} are read"
             )
+        named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         if isinstance(value, np.ndarray) and name and name not in tensors:
             tensors[name] = value
-        elif (
-            isinstance(value, dict)
-            and id(value) not in seen
-            and all(isinstance(key, str) for key in value)
-        ):
+        elif isinstance(value, dict) and named and id(value) not in seen:
             seen.add(id(value))  # a dict may contain itself
             queue += [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
         else:

@@ -26,7 +26,7 @@ from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
 from specjax.models.gated_delta import GatedDelta, places
 from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
-from specjax.models.transformer_config import Experts, TransformerConfig
+from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import Sublayers
 
@@ -68,17 +68,16 @@ class Block(nnx.Module):
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int = 0):
         self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
         if self.pre:
-            self.attention_norm = Norm(config, dtype)
-            self.mlp_norm = Norm(config, dtype)
+            self.attention_norm, self.mlp_norm = (Norm(config, dtype) for _ in range(2))
         self.recurrent = config.is_recurrent(layer)
         if self.recurrent:
             self.delta = GatedDelta(config, dtype, rngs)
         else:
             self.attention = Attention(config, dtype, rngs, layer=layer)
-        self.mlp = _feed_forward(config, dtype, rngs, layer)
+        make = ExpertMlp if config.has_experts(layer) else Mlp
+        self.mlp = make(config, dtype, rngs)
         if self.post:
-            self.attention_post_norm = Norm(config, dtype)
-            self.mlp_post_norm = Norm(config, dtype)
+            self.attention_post_norm, self.mlp_post_norm = (Norm(config, dtype) for _ in range(2))
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
@@ -120,17 +119,6 @@ class Block(nnx.Module):
         """What the feed-forward part adds."""
         fed = self.mlp(self.mlp_norm(read) if self.pre else read)
         return self.mlp_post_norm(fed) if self.post else fed
-
-
-def _feed_forward(config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int) -> Mlp | ExpertMlp:
-    if not config.has_experts(layer) or config.experts is None:
-        return Mlp(config, dtype, rngs)
-    return ExpertMlp(config.hidden_size, config.experts, dtype, rngs)
-
-
-def _sublayers(part: Sublayers | None, layer: int) -> tuple[bool, bool]:
-    """Whether attention and feed-forward part of a layer are computed."""
-    return (True, True) if part is None else (layer in part.attention, layer in part.mlp)
 
 
 class Transformer(nnx.Module):
@@ -177,15 +165,16 @@ class Transformer(nnx.Module):
         if layout is not None and self.config.recurrent is not None:
             view = view._replace(places=places(layout, self.config.recurrent.kernel))
         x, angles = self._inputs(tokens, view, cache, rows, start)
-        made, tapped = [], {}
+        made, tapped, every = [], {}, tuple(range(self.config.num_layers))
+        attends, feeds = (every, every) if part is None else part
         for index, layer in enumerate(self.layers):
-            (attends, feeds), before = _sublayers(part, index), x
-            if attends:
-                call = layer.__call__ if feeds else layer.attend
+            before = x
+            if index in attends:
+                call = layer.__call__ if index in feeds else layer.attend
                 call = jax.checkpoint(call) if remat else call
                 x, *own = call(x, angles[index], view, stored(cache, block, len(made)))
                 made.append(tuple(own) if len(own) > 1 else own[0])
-            elif feeds:
+            elif index in feeds:
                 x = (jax.checkpoint(layer.feed) if remat else layer.feed)(x, x)
             if kept is not None:
                 x = jnp.where(kept[:, index, None, None], x, before)
@@ -257,16 +246,17 @@ class ExpertMlp(nnx.Module):
     token's result does not depend on the other tokens of the batch. Sources: sparsely gated experts
     (1701.06538), Qwen3 (2505.09388).
 
-    ``sizes.chosen`` experts compute each token; their weights are softmax probabilities over all
-    experts, divided by their sum if ``sizes.renormalise``.
+    ``Experts.chosen`` of them compute each token; their weights are softmax probabilities over all
+    experts, divided by their sum if ``Experts.renormalise``.
     """
 
-    def __init__(self, hidden_size: int, sizes: Experts, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        assert config.experts is not None
+        hidden_size, sizes = config.hidden_size, config.experts
         self.experts, self.chosen, self.renormalise = sizes.experts, sizes.chosen, sizes.renormalise
         self.router = Linear(hidden_size, sizes.experts, **linear_options(False, dtype, rngs))
         shape = (sizes.experts, hidden_size, sizes.intermediate_size)
-        self.gate = nnx.Param(init()(rngs.params(), shape, dtype))
-        self.up = nnx.Param(init()(rngs.params(), shape, dtype))
+        self.gate, self.up = (nnx.Param(init()(rngs.params(), shape, dtype)) for _ in range(2))
         self.down = nnx.Param(init()(rngs.params(), (shape[0], shape[2], shape[1]), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -274,8 +264,7 @@ class ExpertMlp(nnx.Module):
         weights, index = self.route(x)
         flat = x.reshape(-1, x.shape[-1])
         weights, index = (each.reshape(-1, self.chosen) for each in (weights, index))
-        few = index.size <= self.experts
-        compute = self._each_choice if few else self._each_expert
+        compute = self._each_choice if index.size <= self.experts else self._each_expert
         return compute(flat, weights, index).reshape(x.shape)
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -313,8 +302,7 @@ class ExpertMlp(nnx.Module):
         def add(out, expert):
             *own, weight, counts = expert
             # Selected, not multiplied by 0: an expert that was not chosen may give NaN.
-            part = jnp.where(counts[:, None], _swiglu(x, *own) * weight[:, None], 0)
-            return out + part, None
+            return out + jnp.where(counts[:, None], _swiglu(x, *own) * weight[:, None], 0), None
 
         return jax.lax.scan(add, jnp.zeros_like(x), (*kernels, weights, mine.any(1).T))[0]
 

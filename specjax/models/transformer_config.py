@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from specjax.errors import UserError
-from specjax.models import rope as rope_lib
 from specjax.models.rope import Rope as Rope
 from specjax.models.rope import RopeScaling as RopeScaling
 
@@ -93,9 +92,10 @@ class TransformerConfig:
     @property
     def longest_text(self) -> int:
         """``max_positions``, or less: the end of longrope's short factors (see ``RopeScaling``)."""
-        if self.positions != "rotary":
+        own = self.rope_scaling if self.positions == "rotary" else None
+        if own is None or own.kind != "longrope" or own.long:
             return self.max_positions
-        return rope_lib.max_positions(self.rope_of_full(), self.max_positions)
+        return min(self.max_positions, own.original_max_positions)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, or None."""

@@ -26,9 +26,8 @@ _KINDS = {
     "Qwen2": ("qwen2", "use_tied_embedding"),
     "Qwen3": ("qwen3", "use_tied_embedding"),
 }
-# Our part of a layer's attention -> theirs.
-_PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
-_NORMS = {"q_norm": "q_norm", "k_norm": "k_norm"}
+# Sizes that have our names.
+_SIZES = ("vocab_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "norm_eps")
 
 
 def from_model(model: nnx.Module, max_positions: int = 1 << 17) -> tuple[LM, Params]:
@@ -55,20 +54,14 @@ def from_model(model: nnx.Module, max_positions: int = 1 << 17) -> tuple[LM, Par
     params = params_of(model)
     config = families.shape(
         family,
-        vocab_size=theirs.vocab_size,
+        **{size: getattr(theirs, size) for size in _SIZES},
         hidden_size=theirs.embed_dim,
         intermediate_size=theirs.hidden_dim,
-        num_layers=theirs.num_layers,
-        num_heads=theirs.num_heads,
-        num_kv_heads=theirs.num_kv_heads,
-        head_dim=theirs.head_dim,
         max_positions=max_positions,
-        norm_eps=theirs.norm_eps,
         rope_theta=float(_theta(model, theirs)),
         tie_embeddings=bool(getattr(theirs, tied)),
     )
-    dtype = params["embedder"]["input_embedding"].dtype
-    decoder = lm.from_config(config, dtype)
+    decoder = lm.from_config(config, params["embedder"]["input_embedding"].dtype)
     return adapter.mapped(decoder, Bound(_renamed, config.num_layers)), params
 
 
@@ -103,16 +96,16 @@ def _renamed(layers: int, tree: Params) -> Params:
 
 def _layer(tree: Params) -> Params:
     theirs, attention = tree["attn"], {}
-    for part, name in _PROJECTIONS.items():
-        kernel: jax.Array = theirs[name]["w"]  # [E,N,D], of o [N,D,E]
+    for part in "qkvo":
+        kernel: jax.Array = theirs[f"{part}_proj"]["w"]  # [E,N,D], of o [N,D,E]
         shape = (-1, kernel.shape[-1]) if part == "o" else (kernel.shape[0], -1)
         attention[part] = {"kernel": kernel.reshape(shape)}
         if f"{part}_bias" in theirs:
             attention[part]["bias"] = theirs[f"{part}_bias"]
-    attention |= {norm: {"scale": theirs[norm]["w"]} for norm in _NORMS if norm in theirs}
-    mlp = {
-        part: {"kernel": tree["mlp"][f"{part}_proj"]["kernel"]} for part in ("gate", "up", "down")
-    }
+    norms = theirs.keys() & {"q_norm", "k_norm"}
+    attention |= {norm: {"scale": theirs[norm]["w"]} for norm in norms}
+    names = {part: f"{part}_proj" for part in ("gate", "up", "down")}
+    mlp = {part: {"kernel": tree["mlp"][name]["kernel"]} for part, name in names.items()}
     return {
         "attention": attention,
         "attention_norm": {"scale": tree["input_layernorm"]["w"]},

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -111,9 +112,8 @@ def generate(
     """
     decode.check_state(drafter, accept, state, with_all_axes(mesh).shape[DATA])
     widths = verify_widths if verify_widths is None else tuple(verify_widths)
-    loop = Bound(
-        decode.generate, target, drafter, accept, max_steps=max_steps, verify_widths=widths
-    )
+    settings = {"max_steps": max_steps, "verify_widths": widths}
+    loop = Bound(decode.generate, target, drafter, accept, **settings)
     return _run(mesh, loop, params, state, eos_id)
 
 
@@ -179,20 +179,15 @@ def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> C
 # The decode loops of one device or of a mesh, with the same arguments.
 
 
-class Loops(NamedTuple):
-    """The functions of ``specjax.decode`` with these names."""
+def loops(mesh: Mesh | None) -> Any:
+    """``prefill``, ``generate`` and ``autoregressive``: those of ``specjax.decode``, or of a mesh.
 
-    prefill: Callable[..., DecodeState]
-    generate: Callable
-    autoregressive: Callable[..., DecodeState]
-
-
-def loops(mesh: Mesh | None) -> Loops:
-    """The loops of one device (None), or those that divide the rows among a mesh's devices."""
+    The latter divide the rows among the devices of the mesh.
+    """
     if mesh is None:
-        return Loops(decode.prefill, decode.generate, decode.autoregressive)
-    bind = functools.partial
-    return Loops(bind(prefill, mesh), bind(generate, mesh), bind(autoregressive, mesh))
+        return decode
+    divided = (prefill, generate, autoregressive)
+    return SimpleNamespace(**{each.__name__: functools.partial(each, mesh) for each in divided})
 
 
 def on_host(state: DecodeState) -> DecodeState:

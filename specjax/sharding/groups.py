@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +21,7 @@ from specjax.errors import UserError
 from specjax.sharding.mesh import DATA
 
 # Settings of the calling thread that change what is computed.
-_CONTEXTS: dict[str, Callable[[Any], Any]] = {
-    "default_matmul_precision": jax.default_matmul_precision,
-    "enable_x64": jax.enable_x64,
-    "debug_nans": jax.debug_nans,
-}
+_CONTEXTS = ("default_matmul_precision", "enable_x64", "debug_nans")
 
 
 def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: tuple) -> Any:
@@ -44,7 +40,7 @@ def run(mesh: Mesh, program: Callable[..., Callable], static: tuple, arguments: 
         # JAX's context managers change the settings of one thread.
         with contextlib.ExitStack() as stack:
             for name, value in settings.items():
-                stack.enter_context(_CONTEXTS[name](value))
+                stack.enter_context(getattr(jax, name)(value))
             return program(part, *static)(*args)
 
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
@@ -62,8 +58,7 @@ def latest(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 @functools.lru_cache(maxsize=16)
 def _parts(mesh: Mesh) -> tuple[Mesh, ...]:
     """A mesh for each part of the rows, with the same axes."""
-    at = mesh.axis_names.index(DATA)
-    pieces = np.split(mesh.devices, mesh.shape[DATA], axis=at)
+    pieces = np.split(mesh.devices, mesh.shape[DATA], axis=mesh.axis_names.index(DATA))
     return tuple(Mesh(piece, mesh.axis_names, axis_types=mesh.axis_types) for piece in pieces)
 
 
@@ -94,11 +89,8 @@ def _array(
 
 def _times(spec: PartitionSpec, shape: tuple[int, ...], factor: float) -> tuple[int, ...]:
     """The shape with the dimension of the rows times ``factor``."""
-    axes = [*spec] + [None] * (len(shape) - len(spec))
-    return tuple(
-        math.floor(size * factor + 0.5) if axis == DATA else size
-        for size, axis in zip(shape, axes, strict=True)
-    )
+    divided = itertools.zip_longest(shape, spec)
+    return tuple(round(size * factor) if axis == DATA else size for size, axis in divided)
 
 
 def first_part(mesh: Mesh, values: Any) -> tuple[Mesh, Any]:

@@ -88,14 +88,13 @@ def _whole(name: str) -> str:
 
 def _tensor_axes(name: str, shape: tuple[int, ...], size: int, strict: bool) -> list[str | None]:
     axes: list[str | None] = [None] * len(shape)
-    rule = next((rule for rule in RULES if re.search(rule.pattern, _whole(name))), None)
-    own = () if rule is None else rule.axes[-1:] if name.endswith("/kernel/scale") else rule.axes
-    if rule is None or len(own) > len(shape):
+    found = (rule for rule in RULES if re.search(rule.pattern, _whole(name)))
+    rule = next(found, Rule("", ()))
+    own = rule.axes[-1:] if name.endswith("/kernel/scale") else rule.axes
+    if len(own) > len(shape):
         return axes
     for number, axis in enumerate(own, len(shape) - len(own)):
-        if axis is None:
-            continue
-        if shape[number] % size == 0:
+        if axis is None or shape[number] % size == 0:
             axes[number] = axis
         elif strict and rule.needed:
             raise UserError(
@@ -114,11 +113,7 @@ def _with_fsdp(axes: list[str | None], shape: tuple[int, ...], size: int) -> lis
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
     """``NamedSharding`` for every ``PartitionSpec`` of a pytree."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def check_decoding(mesh: Mesh, target: LM) -> None:

@@ -41,8 +41,7 @@ def specs(mesh: Mesh, drafter: Drafter, make: Callable, params: Any, arrays: tup
     axes, state = row_axes(drafter, make, params, arrays, why)
     rows = [PartitionSpec() if at is None else PartitionSpec(*[None] * at, DATA) for at in axes]
     by_rows = jax.tree.unflatten(jax.tree.structure(state), rows)
-    divided = _divide_caches(by_rows, state, mesh.shape[TENSOR])
-    leaves, treedef = jax.tree.flatten(divided, is_leaf=_is_spec)
+    leaves, treedef = jax.tree.flatten(_divide_caches(by_rows, state, mesh.shape[TENSOR]))
     return Specs(tuple(leaves), treedef)
 
 
@@ -106,11 +105,5 @@ def _divide_caches(by_rows: Any, state: Any, size: int) -> Any:
         heads = (PartitionSpec(DATA, TENSOR),) * len(value.k)
         return spec.replace(k=heads, v=heads)
 
-    def stop(value: Any) -> bool:
-        return isinstance(value, KVCache | RecurrentState) or _is_spec(value)
-
-    return jax.tree.map(one, by_rows, state, is_leaf=stop)
-
-
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, PartitionSpec)
+    whole = (KVCache, RecurrentState)
+    return jax.tree.map(one, by_rows, state, is_leaf=lambda x: isinstance(x, whole))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +11,7 @@ from eagle_file_cases import CASES, IDS, LLAMA3, D, E, F, H, K, Q, V, W, params_
 from head_file_cases import assert_same, fill
 from safetensors.numpy import load_file
 
-from specjax import convert_heads, models
+from specjax import convert_heads
 from specjax.drafters.files import codec, decoder_layers, head_files
 from specjax.errors import UserError
 
@@ -247,14 +245,3 @@ def test_the_command(tmp_path, capsys):
     assert not (tmp_path / "c").exists()
     with pytest.raises(UserError, match="heads of kind 'medusa' have one layout"):
         convert_heads.convert(source, target, "medusa")
-
-
-def test_the_old_names_work_and_say_the_new_ones(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["convert_heads"])
-    with pytest.raises(SystemExit):
-        runpy.run_module("specjax.models.convert_heads", run_name="__main__")
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "specjax.models.convert_heads is now specjax.convert_heads"
-    assert "the following arguments are required" in second
-    with pytest.warns(FutureWarning, match="is now specjax.drafters.files.head_files"):
-        assert models.head_files is head_files

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +18,10 @@ WIDTH, INNER = 8, 6
 
 
 def layer(experts: int, chosen: int, renormalise: bool = True, seed: int = 0) -> ExpertMlp:
-    sizes = Experts(experts, chosen, INNER, renormalise)
-    module = ExpertMlp(WIDTH, sizes, jnp.float32, nnx.Rngs(seed))
+    config: Any = SimpleNamespace(
+        hidden_size=WIDTH, experts=Experts(experts, chosen, INNER, renormalise)
+    )
+    module = ExpertMlp(config, jnp.float32, nnx.Rngs(seed))
     # Larger than at the start of training, so that routes and results differ clearly.
     state = jax.tree.map(lambda x: 20 * x, nnx.state(module))
     nnx.update(module, state)

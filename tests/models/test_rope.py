@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax.errors import UserError
-from specjax.models import rope, rope_config
+from specjax.models import families, rope, rope_config
 from specjax.models.rope import Rope, RopeScaling
 
 POSITIONS = 4096
@@ -40,6 +40,14 @@ SETTINGS = {
 
 def read(settings: dict | None = None, head_dim: int = 8, **kwargs) -> Rope:
     return rope_config.read({"rope_scaling": settings}, head_dim, POSITIONS, **kwargs)
+
+
+def longest_text(own: Rope) -> int:
+    """That of a decoder with these rotary positions."""
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
+    sizes = dict.fromkeys((*sizes, "num_kv_heads", "head_dim"), 8)
+    more = {"max_positions": POSITIONS, "rope_scaling": own.scaling}
+    return families.shape("phi3", **sizes, **more).longest_text
 
 
 def turned(x: list[float], rope_: Rope, position: int) -> list[float]:
@@ -114,10 +122,10 @@ def test_longrope_has_one_set_of_factors_for_every_position():
     plain = rope.frequencies(read())
     np.testing.assert_allclose(rope.frequencies(short), plain / np.asarray(LONG["short_factor"]))
     np.testing.assert_allclose(rope.frequencies(long), plain / np.asarray(LONG["long_factor"]))
-    assert rope.max_positions(short, POSITIONS) == 64
-    assert rope.max_positions(long, POSITIONS) == POSITIONS
+    assert longest_text(short) == 64
+    assert longest_text(long) == POSITIONS
     for kind in ("default", "linear", "llama3", "yarn"):
-        assert rope.max_positions(read(SETTINGS[kind]), POSITIONS) == POSITIONS
+        assert longest_text(read(SETTINGS[kind])) == POSITIONS
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -243,9 +243,6 @@ def test_distinct_experts_by_counting(experts, chosen):
 
 def test_a_pass_reads_the_experts_that_its_router_chooses():
     """The router of a tiny layer of experts: counted one by one; the time of a pass follows."""
-    layer = ExpertMlp(8, Experts(6, 2, 5), np.float32, nnx.Rngs(0))
-    x = np.random.default_rng(1).normal(size=(1, 24, 8)).astype(np.float32)
-    routes = np.asarray(layer.route(x)[1])
     small = families.shape(
         "qwen3_moe",
         num_kv_heads=2,
@@ -253,6 +250,9 @@ def test_a_pass_reads_the_experts_that_its_router_chooses():
         experts=Experts(6, 2, 5, layers=(1,)),
         **SMALL,
     )
+    layer = ExpertMlp(small, np.float32, nnx.Rngs(0))
+    x = np.random.default_rng(1).normal(size=(1, 24, 8)).astype(np.float32)
+    routes = np.asarray(layer.route(x)[1])
     model = roofline.model_of(small, 4)
     measured = roofline.measured_routing(model.routing, routes, [1, 3, 24])
     counted = [len(set(routes[0, at : at + 3].ravel())) for at in range(0, 24, 3)]

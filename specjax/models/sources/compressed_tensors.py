@@ -26,19 +26,12 @@ _OFF = (None, {})
 _MODEL = {"format": _FORMATS, "quantization_status": (None, "compressed")}
 _MODEL |= {"kv_cache_scheme": _OFF, "transform_config": _OFF}
 _GROUP = {"format": (None, *_FORMATS), "input_activations": _OFF, "output_activations": _OFF}
-_WEIGHTS = {
-    "num_bits": (8,),
-    "type": ("int", "float"),
-    "symmetric": (True,),
-    "group_size": (None,),
-    "strategy": ("tensor", "channel"),
-    "block_structure": (None,),
-    "dynamic": (False,),
-    "actorder": (None, False),
-}
-# Stored elements by the type of the weights.
+_WEIGHTS: dict[str, tuple] = {"num_bits": (8,), "type": ("int", "float"), "symmetric": (True,)}
+_WEIGHTS |= {"group_size": (None,), "strategy": ("tensor", "channel"), "block_structure": (None,)}
+_WEIGHTS |= {"dynamic": (False,), "actorder": (None, False)}
+# Stored elements by the type of the weights, and their names in results.
 _STORED = {"int": "I8", "float": "F8_E4M3"}
-_NAMES = {"int": "int8", "float": "float8_e4m3fn"}
+NAMES = {"int": "int8", "float": "float8_e4m3fn"}
 _WEIGHT, _PACKED, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 # An int32 has four integers, each with this number added.
 _PER_WORD, _OFFSET = 4, 128
@@ -49,11 +42,6 @@ class Scheme(NamedTuple):
 
     types: tuple[str, ...]  # "int", "float"
     strategies: tuple[str, ...]  # "channel", "tensor"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The types as results name them."""
-        return tuple(_NAMES[each] for each in self.types)
 
 
 def scheme(raw: Mapping[str, Any]) -> Scheme | None:

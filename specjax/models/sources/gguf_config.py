@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.models import families
-from specjax.models.config_values import value_of
+from specjax.models.config_values import check_supported, value_of
 from specjax.models.sources.gguf_file import GgufFile
 
 FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
@@ -59,13 +59,14 @@ _READ = {
     *("attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.scaling.attn_factor", "vocab_size"),
+    "vocab_size",
 }
 # Keys that are accepted with this value alone, which changes nothing.
 _ONLY = {
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
+    "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,  # any
 }
 
@@ -79,7 +80,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
     _check_keys(file, family)
     kind = family.model_type
     raw = {"architectures": [families.FAMILIES[kind].architecture], "model_type": kind}
-    raw |= {name: _size(file, key) for key, name in _SIZES.items()}
+    raw |= {name: _value(file, key, None, int) for key, name in _SIZES.items()}
     _check_layers(file, raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
     head_dim = _value(file, "attention.key_length", raw["hidden_size"] // heads)
@@ -96,11 +97,8 @@ def of_file(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocabulary(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    raw |= {
-        name: value
-        for key, name in family.keys.items()
-        if (value := _value(file, key, None)) is not None
-    }
+    own = {name: _value(file, key) for key, name in family.keys.items()}
+    raw |= {name: value for name, value in own.items() if value is not None}
     if file.architecture == "llama":
         raw["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         raw["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
@@ -111,12 +109,9 @@ def of_file(file: GgufFile) -> dict[str, Any]:
 
 def family_of(file: GgufFile) -> _Family:
     """The row of ``FAMILIES``. Raises UserError for an architecture that is not supported."""
-    if file.architecture not in FAMILIES:
-        raise UserError(
-            f"{file.path}: the architecture {file.architecture!r} is not supported for .gguf "
-            f"files; supported: {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[file.architecture]
+    name = file.architecture
+    check_supported("the architecture", name, FAMILIES, file.path, " for .gguf files")
+    return FAMILIES[name]
 
 
 def _check_keys(file: GgufFile, family: _Family) -> None:
@@ -130,24 +125,23 @@ def _check_keys(file: GgufFile, family: _Family) -> None:
 
 def _number(file: GgufFile, key: str, default: float) -> float:
     """A number of the architecture, as ``_float``. Raises UserError for a text."""
+    return _float(_value(file, key, default, float))
+
+
+def _value(file: GgufFile, key: str, default: Any = None, kind: type | None = None) -> Any:
+    """A value of the architecture.
+
+    Raises UserError for one number per layer, and for a value that is no positive number of the
+    ``kind``, if one is given.
+    """
     name = f"{file.architecture}.{key}"
-    return _float(value_of({name: _value(file, key, default)}, name, float, default, file.path))
-
-
-def _value(file: GgufFile, key: str, default: Any) -> Any:
-    """A value of the architecture. Raises UserError for one number per layer."""
-    value = file.fields.get(f"{file.architecture}.{key}", default)
+    value = file.fields.get(name, default)
     if isinstance(value, list) and len(set(value)) != 1:
         raise UserError(
-            f"{file.path}: {file.architecture}.{key} differs between layers; "
-            "only equal layers are supported"
+            f"{file.path}: {name} differs between layers; only equal layers are supported"
         )
-    return value[0] if isinstance(value, list) else value
-
-
-def _size(file: GgufFile, key: str) -> int:
-    name = f"{file.architecture}.{key}"
-    return value_of({name: _value(file, key, None)}, name, int, None, file.path)
+    value = value[0] if isinstance(value, list) else value
+    return value if kind is None else value_of({name: value}, name, kind, default, file.path)
 
 
 def _check_layers(file: GgufFile, layers: int) -> None:
@@ -175,10 +169,6 @@ def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling``. Raises UserError for scalings that are not supported."""
     theta = _number(file, "rope.freq_base", 10000.0)
     kind = _value(file, "rope.scaling.type", "none")
-    if (factor := _value(file, "rope.scaling.attn_factor", 1.0)) != 1.0:
-        raise UserError(
-            f"{file.path}: {file.architecture}.rope.scaling.attn_factor {factor} is not supported"
-        )
     scaling = None
     if FACTORS[0] in file.tensors:
         if kind != "none":
@@ -186,7 +176,7 @@ def _positions(file: GgufFile, head_dim: int) -> dict[str, Any]:
         scaling = _llama3(file, theta, head_dim)
     elif kind in ("linear", "yarn"):
         scaling = {"rope_type": kind, "factor": _number(file, "rope.scaling.factor", 1.0)}
-        original = _value(file, "rope.scaling.original_context_length", None)
+        original = _value(file, "rope.scaling.original_context_length")
         if kind == "yarn" and original is not None:
             scaling["original_max_position_embeddings"] = original
     elif kind != "none":
@@ -214,13 +204,9 @@ def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     for original, low, high in _candidates(given, turns, factor):
         smooth = np.clip((original * turns - low) / (high - low), 0.0, 1.0)
         if np.allclose(1 / (smooth + (1 - smooth) / factor), given, rtol=1e-4):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
+            ends = {"low_freq_factor": low, "high_freq_factor": high}
+            scaling = {"factor": factor, "original_max_position_embeddings": original}
+            return {"rope_type": "llama3"} | scaling | ends
     raise UserError(
         f"{file.path}: the factors in {FACTORS[0]} are not those of a Llama 3 scaling; "
         "other ones are not supported"
@@ -249,11 +235,8 @@ def _gemma(file: GgufFile, family: _Family, raw: dict[str, Any]) -> dict[str, An
     layers, width = raw["num_hidden_layers"], raw["head_dim"]
     if layers == family.largest:
         width = raw["hidden_size"] // raw["num_attention_heads"]
-    kinds = [
-        "sliding_attention" if number % family.group else "full_attention"
-        for number in range(1, layers + 1)
-    ]
-    return {"query_pre_attn_scalar": width, "layer_types": kinds}
+    group = ["sliding_attention"] * (family.group - 1) + ["full_attention"]
+    return {"query_pre_attn_scalar": width, "layer_types": (group * layers)[:layers]}
 
 
 def _ends(file: GgufFile) -> dict[str, Any]:
@@ -262,6 +245,6 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     known = list(dict.fromkeys(i for i in ids if i is not None))
     begin = file.fields.get("tokenizer.ggml.bos_token_id")
     for value in (begin, *known):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and type(value) is not int:
             raise UserError(f"{file.path}: {value!r} is no token id")
     return {"bos_token_id": begin, "eos_token_id": known[0] if len(known) == 1 else known or None}

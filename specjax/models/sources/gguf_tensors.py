@@ -21,17 +21,11 @@ from specjax.models.sources import gguf_config, gguf_file, tensors
 _TOP = {"token_embd": "embed", "output_norm": "norm", "output": "head"}
 _LAYER = {
     "attn_norm": "attention_norm",
-    "attn_q": "attention.q",
-    "attn_k": "attention.k",
-    "attn_v": "attention.v",
+    **{f"attn_{part}": f"attention.{part}" for part in ("q", "k", "v", "q_norm", "k_norm")},
     "attn_output": "attention.o",
-    "attn_q_norm": "attention.q_norm",
-    "attn_k_norm": "attention.k_norm",
     "post_attention_norm": "attention_post_norm",
     "ffn_norm": "mlp_norm",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
+    **{f"ffn_{part}": f"mlp.{part}" for part in ("gate", "up", "down")},
     "post_ffw_norm": "mlp_post_norm",
 }
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}
@@ -46,16 +40,10 @@ class Tensors:
 
     def __init__(self, path: Path):
         self._file = gguf_file.read(path)
-        self._names = {
-            hf_name(self._file, name): name
-            for name in self._file.tensors
-            if name not in gguf_config.FACTORS
-        }
-        self._readers = {
-            kind: gguf_file.dequantiser(path, kind)
-            for kind in {self._file.tensors[name].kind for name in self._names.values()}
-            if kind not in _DTYPES
-        }
+        names = [name for name in self._file.tensors if name not in gguf_config.FACTORS]
+        self._names = {hf_name(self._file, name): name for name in names}
+        kinds = {self._file.tensors[name].kind for name in names} - _DTYPES.keys()
+        self._readers = {kind: gguf_file.dequantiser(path, kind) for kind in kinds}
 
     def keys(self) -> list[str]:
         """The names, as in a Hugging Face style directory."""
@@ -75,7 +63,7 @@ class Tensors:
         order = self._order(own)
         gemma = self._file.architecture.startswith("gemma")
         less = 1.0 if gemma and own.endswith("norm.weight") else 0.0
-        for begin, end in tensors.chunks(stored.shape, 4):
+        for begin, end in tensors.chunks(stored.shape):
             rows = self._rows(stored, begin, end)
             places = slice(begin, end) if order is None else order[begin:end]
             result[places] = rows - less if less else rows

@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from specjax.errors import UserError
+from specjax.models.config_values import check_supported
 from specjax.models.sources.gguf_file import GgufFile
 
 # Types of tokens in ``tokenizer.ggml.token_type``.
@@ -52,10 +53,7 @@ def read(file: GgufFile) -> Tokenizer | None:
     kind = _field(file, "model", None)
     if kind in _NONE:
         return None
-    if kind not in ("gpt2", "llama"):
-        raise UserError(
-            f"{file.path}: the tokenizer {kind!r} is not supported; supported: gpt2, llama"
-        )
+    check_supported("the tokenizer", kind, ("gpt2", "llama"), file.path)
     tokens = _field(file, "tokens", [])
     if not tokens or len(set(tokens)) != len(tokens):
         raise UserError(f"{file.path}: tokenizer.ggml.tokens is empty or has a token twice")

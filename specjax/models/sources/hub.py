@@ -63,14 +63,12 @@ def fetch(text: str, weights: bool = True) -> Path:
     if weights:
         translated(text, read_json(folder / CONFIG), config_from_hf)
     download.files(folder, (*_SMALL, _INDEX) if weights else _SMALL)
-    if not weights:
-        return folder
-    shards = ["model.safetensors"]
-    if (folder / _INDEX).is_file():
-        shards = tensors.shard_names(folder / _INDEX)
-    download.files(folder, shards)
-    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
-        raise UserError(download.without_weights(missing[0]))
+    if weights:
+        index = folder / _INDEX
+        shards = tensors.shard_names(index) if index.is_file() else ["model.safetensors"]
+        download.files(folder, shards)
+        if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+            raise UserError(download.without_weights(missing[0]))
     return folder
 
 
@@ -122,12 +120,8 @@ class _Download:
         """
         if all((folder / name).is_file() for name in names):
             return
-        self._call(
-            self._library.snapshot_download,
-            revision=folder.name,
-            allow_patterns=list(names),
-            tqdm_class=progress_bar(),
-        )
+        keys = {"revision": folder.name, "allow_patterns": list(names)}
+        self._call(self._library.snapshot_download, **keys, tqdm_class=progress_bar())
 
     def without_weights(self, missing: str) -> str:
         """The message for a repository without weights that can be read."""

@@ -39,20 +39,17 @@ class Safetensors:
         return stored.get_shape(), stored.get_dtype()
 
     def get_tensor(
-        self,
-        name: str,
-        dtype: Any = None,
-        values: Callable[[np.ndarray, int], np.ndarray] | None = None,
+        self, name: str, dtype: Any = None, values: Callable[..., np.ndarray] | None = None
     ) -> np.ndarray:
         """A tensor as ``dtype``; None: as it is stored.
 
-        ``values`` makes what the rows from a number on stand for of these rows.
+        ``values`` makes, of some rows and the number of the first one, what they stand for.
         """
         shape, stored = self.shape_of(name)
         if not shape or not shape[0]:
             return np.array(self._opened.get_tensor(name), dtype)
         result = None
-        for begin, end in chunks(shape, 4):
+        for begin, end in chunks(shape):
             rows = self._rows(name, stored, begin, end)
             rows = rows if values is None else values(rows, begin)
             if result is None:
@@ -74,9 +71,9 @@ class Safetensors:
         return data.view(jnp.float8_e4m3fn).reshape(end - begin, *facts["shape"][1:])
 
 
-def chunks(shape: Sequence[int], item: int) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the rows that are read at once, for ``item`` bytes per element."""
-    row = max(int(np.prod(shape[1:], dtype=np.int64)) * item, 1)
+def chunks(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """[begin, end) of the rows that are read at once: at most ``CHUNK`` bytes, or one row."""
+    row = max(4 * int(np.prod(shape[1:], dtype=np.int64)), 1)
     step = max(CHUNK // row, 1)
     for begin in range(0, shape[0], step):
         yield begin, min(begin + step, shape[0])
