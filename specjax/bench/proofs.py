@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from specjax import __version__, files
-from specjax.errors import UserError
+from specjax.data import jsonl
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 from specjax.types import LM, Accept, Drafter
 
@@ -84,26 +85,20 @@ def write(report: Report, path: Path) -> None:
     """Writes a report as a file for ``config.proof``. Raises UserError."""
     proof = of_report(report)
     findings = [[f.check, f.passed, f.detail] for f in report.findings]
-    try:
+    with on_disk(f"cannot write {path}", "name another file"):
         files.write_json(path, {"schema": SCHEMA, **proof._asdict(), "findings": findings})
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def read(path: str | Path) -> Proof:
     """The proof in a file that ``write`` made. Raises UserError if it is none."""
     path = buckets.local(path)
+    text = jsonl.read(path, f"the proof {path}")
     try:
-        value = files.parsed(path.read_text(encoding="utf-8"))
+        value = files.parsed(text)
         if value["schema"] != SCHEMA:
             raise ValueError
         proof = Proof(**{field: value[field] for field in Proof._fields})
         results = [finding[1] for finding in value["findings"]]
-    except OSError as error:
-        raise UserError(
-            f"the proof {path} cannot be read ({error.strerror}); "
-            "give a file that specjax.bench.proofs.write made"
-        ) from None
     except (ValueError, KeyError, TypeError, IndexError):
         raise UserError(
             f"{path} is no proof; give a file that specjax.bench.proofs.write made, in this version"

@@ -47,7 +47,7 @@ import jax
 from specjax import __version__
 from specjax.bench import metrics, proofs, provenance, uncertainty
 from specjax.bench.passes import Method
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import machine, write_all
 from specjax.types import LM, Accept
 
@@ -255,12 +255,8 @@ def write(
         "results.json": json.dumps(results, indent=2) + "\n",
         **(files or {}),
     }
-    try:
+    with on_disk(f"cannot write into {workdir}", "choose another --workdir"):
         write_all(workdir, contents, before=functools.partial(_remove_earlier, workdir))
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {workdir}: {error.strerror}; choose another --workdir"
-        ) from None
     return workdir / "results.json"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from specjax.errors import UserError
+from specjax.errors import on_disk
 from specjax.files import write_all
 
 if TYPE_CHECKING:
@@ -264,10 +264,6 @@ def save(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]
     for name, figure in figures.items():
         png = functools.partial(_draw, figure, dpi=200, metadata={"Software": None})
         contents |= {f"{name}.png": png, f"{name}.svg": functools.partial(_write_svg, figure)}
-    try:
+    with on_disk(f"cannot write plots into {folder}", "choose another folder"):
         write_all(folder, contents)
-    except OSError as error:
-        raise UserError(
-            f"cannot write plots into {folder}: {error.strerror}; choose another folder"
-        ) from None
     return [folder / name for name in contents]

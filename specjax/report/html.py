@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import replacing
 from specjax.report import advice, columns, inputs
 from specjax.report.columns import BY_KEY, COLUMNS, FACTS, Column, spell
@@ -261,13 +261,8 @@ def build(
     svgs, more = _plots(rows)
     title = title or path.resolve().parent.name
     page, notices = _render(results, traces, title, svgs, [*notices, *more])
-    try:
-        with replacing(out) as fresh:
-            fresh.write_bytes(page.encode(errors="replace"))
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report {out}: {error.strerror}; name another file"
-        ) from None
+    with on_disk(f"cannot write the report {out}", "name another file"), replacing(out) as fresh:
+        fresh.write_bytes(page.encode(errors="replace"))
     return out, notices
 
 
