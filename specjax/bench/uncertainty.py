@@ -77,13 +77,11 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
     return float(math.sqrt(len(b) / (len(b) - 1) * (rest**2).sum()) / b.sum())
 
 
-def around(
-    value: float, error: float | None, count: int, level: float = LEVEL
-) -> list[float] | None:
+def around(value: float, error: float | None, count: int) -> list[float] | None:
     """[low, high] from a standard error over ``count`` prompts (Student t); None if it is None."""
     if error is None or count < 2:
         return None
-    most = student_t(level, count - 1) * error
+    most = student_t(LEVEL, count - 1) * error
     return [value - most, value + most]
 
 
@@ -121,7 +119,8 @@ def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
     result = []
     for place in np.flatnonzero(sums[:, 0]).tolist():
         count, tokens = (int(each) for each in sums[place])
-        pairs = [(each[place, 1], each[place, 0]) for each in of_prompt]
+        begun, emitted = np.array(of_prompt)[:, place].T
+        error = ratio_error(emitted, begun)
         result.append(
             {
                 "from": FIRST << (place - 1) if place else 0,
@@ -129,21 +128,14 @@ def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
                 "rounds": count,
                 "tokens": tokens,
                 "block_efficiency": tokens / count,
-                "interval": _interval(tokens / count, pairs),
+                "interval": around(tokens / count, error, np.count_nonzero(begun)),
             }
         )
     return result
 
 
-def _interval(tau: float, pairs: Sequence[tuple[float, float]]) -> list[float] | None:
-    """[low, high] of tau, from (tokens, rounds) of each prompt."""
-    known = [pair for pair in pairs if pair[1] > 0]
-    error = ratio_error(*zip(*known, strict=True))
-    return around(tau, error, len(known))
-
-
 def speedup_interval(
-    speedup: float, fast: Sequence[Work], plain: Sequence[Work], level: float = LEVEL
+    speedup: float, fast: Sequence[Work], plain: Sequence[Work]
 ) -> list[float] | None:
     """[low, high]: a confidence interval of a speed-up over prompts.
 
@@ -153,7 +145,6 @@ def speedup_interval(
     Args:
         speedup: the centre, on the scale of logarithms.
         fast, plain: of the method and of plain decoding, one entry per prompt (or batch).
-        level: of confidence.
 
     Returns:
         None for fewer than two entries that have tokens.
@@ -166,7 +157,7 @@ def speedup_interval(
     count = len(rows)
     effect = rows / rows.sum(0) @ np.array([1.0, -1.0, -1.0, 1.0])
     error = math.sqrt(count / (count - 1) * (effect**2).sum())
-    factor = math.exp(student_t(level, count - 1) * error)
+    factor = math.exp(student_t(LEVEL, count - 1) * error)
     return [speedup / factor, speedup * factor]
 
 
