@@ -312,15 +312,11 @@ class Programs:
         now = maps()
         self._largest = max(self._largest, now - self._before)
         if now + self._largest > most_maps():
-            self._release()
+            jax.clear_caches()
+            gc.collect()
+            self._shapes.clear()
             now = maps()
         self._before = now
         for name, seconds in warm([job], self._methods, report).items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._shapes.add(shape)
-
-    def _release(self) -> None:
-        """Forgets all compiled programs."""
-        jax.clear_caches()
-        gc.collect()
-        self._shapes.clear()
