@@ -317,9 +317,9 @@ def _to_json(
     emitted = [[int(t) for t in one.info.tokens[0][: int(one.info.emitted[0])]] for one in rounds]
     output = [t for tokens in emitted for t in tokens]
     texts = iter(spell(output, decoder, prompt))
-    # Without it (deterministic drafts) the probabilities of the draws are complete.
+    # Without draft probs (deterministic drafts) the probabilities of the draws are complete.
     draft_prob = None
-    if rounds[0].info.draft.probs is not None:
+    if rounds[0].info.draft.probs is not None and method.drafter.probs is not None:
         draft_prob = _draft_prob(job, method, prompt, output)
     result, text = [], list(prompt)
     for one, tokens in zip(rounds, emitted, strict=True):
@@ -376,11 +376,9 @@ def _entry(text: str, token: int, link: int, scores: Scores, place: int, prob: f
 
 def _draft_prob(
     job: passes.Job, method: passes.Method, prompt: list[int], output: list[int]
-) -> DraftProb | None:
-    """The drafter's probabilities along the text; None if the drafter has no ``probs``."""
-    if method.drafter.probs is None:
-        return None
-    settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
+) -> DraftProb:
+    """The probabilities along the text of a drafter with ``probs``."""
+    settings = job.settings | {"temperature": job.settings["temperature"] or 1.0}
     # One shape for all outputs, so that one program serves every length.
     width = job.width + job.max_new_tokens
     context = lossless.pack([[*prompt, *output]], [len(prompt)], 1, width, settings)
