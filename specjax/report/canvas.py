@@ -99,6 +99,8 @@ def canvas(title: str, panels: Sequence[str], height: float) -> tuple[Figure, li
         if columns > 1:
             ax.set_title(plain(heading, 45), fontsize=9, loc="left", color=GREY)
         ax.tick_params(labelsize=8, length=3)
+        ax.xaxis.label.set_fontsize(9)
+        ax.yaxis.label.set_fontsize(9)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="both", color="#e6e6e6", linewidth=0.6)
         ax.set_axisbelow(True)

@@ -226,15 +226,16 @@ def render(
 
 
 def build(
-    workdir: Path, out: Path | None = None, *, trace: Path | None = None, title: str | None = None
+    workdir: Path, out: Path | None = None, *, trace: Path | None = None
 ) -> tuple[Path, list[str]]:
     """Builds the report of a bench; returns (its path, all its notices).
+
+    The heading is the name of the directory.
 
     Args:
         workdir: the directory with results.json, or that file.
         out: the report's path; default report.html beside results.json.
         trace: the file of traces; default trace.jsonl beside results.json, if there is one.
-        title: the heading; default the name of the directory.
 
     Raises:
         UserError: results.json, or the file named by ``trace``, cannot be used (see ``inputs``);
@@ -259,8 +260,7 @@ def build(
     if out.is_dir():
         raise UserError(f"cannot write the report {out}: it is a directory; name a file")
     svgs, more = _plots(rows)
-    title = title or path.resolve().parent.name
-    page, notices = _render(results, traces, title, svgs, [*notices, *more])
+    page, notices = _render(results, traces, path.resolve().parent.name, svgs, [*notices, *more])
     with on_disk(f"cannot write the report {out}", "name another file"), replacing(out) as fresh:
         fresh.write_bytes(page.encode(errors="replace"))
     return out, notices
@@ -309,6 +309,7 @@ def _render(
     shown_rows = [
         line._replace(cells=list(itertools.compress(line.cells, kept))) for line in lines(rows)
     ]
+    heads = ("category", "prompts", *CATEGORY)
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -323,18 +324,13 @@ def _render(
         notices=notices,
         columns=list(itertools.compress(COLUMNS, kept)),
         details=columns.DETAILS,
-        category_heads=[
-            "category",
-            "prompts",
-            *(BY_KEY[key].head if key in BY_KEY else key for key in CATEGORY),
-        ],
+        category_heads=[BY_KEY[key].head if key in BY_KEY else key for key in heads],
         rows=shown_rows,
         parts=TIME_PARTS,
         verdict=verdict(shown_rows),
         advice=advice.lines(rows),
         plots=[
-            (name.replace("_", " "), Markup(text[text.find("<svg") :]))
-            for name, text in plots.items()
+            (name.replace("_", " "), Markup(svg[svg.find("<svg") :])) for name, svg in plots.items()
         ],
         traces=[(_label(n, trace), Markup(pack(trace))) for n, trace in enumerate(shown, 1)],
         style=Markup("\n".join(_asset(name) for name in STYLES)),
