@@ -128,6 +128,8 @@ def measure(
             report(f"profile: fits the policies to {len(rounds.tokens)} rounds")
             times = _by_level(job, method, plain.longest)[:, None] + own.times[1:] - own.times[1]
             own = own._replace(policy=ltd.fit(rounds, np.maximum(times, 1.0), report))
+        if nodes or not acceptance:  # what is assumed of drafts without a measurement
+            own = own._replace(acceptance=(control_costs.ACCEPTANCE,) * lengths[-1], finds=1.0)
         found.setdefault(rows, {})[greedy] = own
     # If only greedy or only sampled rounds were measured, both kinds get the same costs.
     either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
@@ -135,8 +137,6 @@ def measure(
         size: Costs(lengths, kinds.get(True, either[size]), kinds.get(False, either[size]))
         for size, kinds in found.items()
     }
-    if nodes or not acceptance:
-        costs = {size: _without_acceptance(own) for size, own in costs.items()}
     unit = control_costs.NODES if nodes else control_costs.LEVELS
     return Profile(control_costs.device(), *names, costs, unit)
 
@@ -368,10 +368,3 @@ def _changed(draft_state: Any, kind: type, field: str, value: int) -> Any:
         return x.replace(**{field: jnp.full_like(getattr(x, field), value)})
 
     return jax.tree.map(change, draft_state, is_leaf=lambda x: isinstance(x, kind))
-
-
-def _without_acceptance(costs: Costs) -> Costs:
-    """The costs, with what is assumed of drafts without a measurement."""
-    assumed = (control_costs.ACCEPTANCE,) * costs.longest
-    kinds = (kind._replace(acceptance=assumed, finds=1.0) for kind in costs[1:])
-    return Costs(costs.lengths, *kinds)

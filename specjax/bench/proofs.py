@@ -208,8 +208,11 @@ def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     else:
         yield from _bound(value)
-        if not isinstance(value, functools.partial):
-            yield from _attributes(value).items()
+        # The attributes of an object that is no class and of no library.
+        own, library = getattr(value, "__dict__", None), type(value).__module__.partition(".")[0]
+        named = library in LIBRARIES or isinstance(value, type | functools.partial)
+        if isinstance(own, dict) and not named:
+            yield from own.items()
 
 
 def _bound(value: Any) -> Iterator[tuple[str, Any]]:
@@ -226,14 +229,6 @@ def _bound(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not set yet: a function that names itself
             continue
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object that is no class and of no library."""
-    own, kind = getattr(value, "__dict__", None), type(value).__module__.partition(".")[0]
-    if not isinstance(own, dict) or isinstance(value, type) or kind in LIBRARIES:
-        return {}
-    return own
 
 
 def _name_of(function: Any) -> str:

@@ -175,22 +175,14 @@ def curves(rows: Sequence[dict]) -> list[dict]:
         gammas = sorted(by_gamma)
         ordered = [by_gamma[gamma] for gamma in gammas]
         taus = [row["block_efficiency"] for row in ordered]
+        errors = [(row["standard_errors"] or {}).get("block_efficiency") for row in ordered]
+        prompts = [row["prompts"] for row in ordered]
         whole = gammas == list(range(1, len(gammas) + 1))
-        result.append(
-            {
-                "method": method,
-                **dict(settings),
-                "gammas": gammas,
-                "tokens_per_round": taus,
-                "intervals": [
-                    uncertainty.around(row["block_efficiency"], errors, row["prompts"])
-                    for row in ordered
-                    for errors in [(row["standard_errors"] or {}).get("block_efficiency")]
-                ],
-                "rounds": [row["rounds"] for row in ordered],
-                "length": ",".join(f"{tau:.4g}" for tau in taus) if whole else "",
-            }
-        )
+        one = {"method": method, **dict(settings), "gammas": gammas, "tokens_per_round": taus}
+        one["intervals"] = [*map(uncertainty.around, taus, errors, prompts)]
+        one["rounds"] = [row["rounds"] for row in ordered]
+        one["length"] = ",".join(f"{tau:.4g}" for tau in taus) if whole else ""
+        result.append(one)
     return result
 
 

@@ -181,10 +181,7 @@ def _step(
     )
     # [B,N+1,V]: row 0 follows the pending token, row n + 1 node n.
     probs = sampling.to_probs(scored.out.logits, how)
-    nodes = drafter.nodes
-    parents = draft.parents
-    if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(nodes) - 1, (state.length.shape[0], nodes))
+    parents = verdict.parents(draft)
     exist = tree.exists(draft.valid, draft.parents)
     path = _path(draft, exist, info)
     one = Round(

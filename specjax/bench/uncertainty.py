@@ -47,17 +47,13 @@ def standard_errors(
 
     ``counts`` has one entry per prompt, and ``outputs`` the new tokens of each of its texts.
     """
-    again, grams = zip(
-        *(map(sum, zip(*map(metrics.repeats, each), strict=True)) for each in outputs),
-        strict=True,
-    )
-    tested = [int(c.tested.sum()) for c in counts]
-    passed = [int(c.passed.sum()) for c in counts]
+    again, grams = zip(*(np.sum([*map(metrics.repeats, each)], 0) for each in outputs), strict=True)
+    # By depth those passed and tested of every prompt.
     depths = np.array([[c.passed, c.tested] for c in counts], np.int64).transpose(2, 1, 0)
     by_depth = [ratio_error(*each) for each in depths if each[1].any()]
     return {
         "block_efficiency": ratio_error([c.tokens for c in counts], [c.rounds for c in counts]),
-        "acceptance_rate": ratio_error(passed, tested),
+        "acceptance_rate": ratio_error(*depths.sum(0)),
         "acceptance_by_depth": by_depth or None,
         "repeated_4grams": ratio_error(again, grams),
     }

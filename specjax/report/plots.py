@@ -478,17 +478,15 @@ def tau_along_text(rows: Sequence[dict]) -> Figure | None:
     for ax, (heading, key) in zip(axes, drawn, strict=True):
         begins: dict[float, float] = {}
         for label, row in panels[heading].items():
-            ones = _positions(row, key)
-            places = [_place(one["from"]) for one in ones]
-            begins |= {place: one["from"] for place, one in zip(places, ones, strict=True)}
+            ones, index = _positions(row, key), labels.index(label)
+            begins |= {_place(one["from"]): one["from"] for one in ones}
+            # Beside each other, so that no bar hides another one.
+            aside = 0.05 * (index - (len(labels) - 1) / 2)
+            places = [_place(one["from"]) + aside for one in ones]
             points = [one["block_efficiency"] for one in ones]
             spreads = [_distances(one["block_efficiency"], _list(one, "interval")) for one in ones]
-            bars = list(zip(*spreads, strict=True)) if spreads else None
-            look = canvas.style(labels.index(label))
-            # Beside each other, so that no bar hides another one.
-            aside = 0.05 * (labels.index(label) - (len(labels) - 1) / 2)
-            places = [place + aside for place in places]
-            ax.errorbar(places, points, yerr=bars, elinewidth=1, capsize=2, **look)
+            bars = list(zip(*spreads, strict=True)) or None
+            ax.errorbar(places, points, yerr=bars, elinewidth=1, capsize=2, **canvas.style(index))
         if begins:
             spell = lambda place, begins=begins: canvas.number(begins[place])  # noqa: E731
             canvas.ticks(ax, begins, spell, True)
