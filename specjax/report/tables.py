@@ -67,7 +67,7 @@ def _chosen(results: Mapping[str, Any], categories: bool) -> list[dict]:
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(name of the column, value) of all values, and of those inside others."""
     for key, value in values.items():
-        name = prefix + key
+        name = f"{prefix}{key}"
         is_range = name.startswith("spread.") or name.endswith("_interval")
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{name}.")
