@@ -260,46 +260,27 @@ COLUMNS = (
 BY_KEY = {column.key: column for column in COLUMNS}
 CATEGORY = Column("category", "category", "the kind of the prompts")
 
-# (term, meaning) of what only the details of a row and the traces show.
-DETAILS = (
-    (
-        "gamma",
-        "the longest path of draft tokens that a round can accept; on a chain, draft tokens per "
-        "round",
-    ),
-    ("nodes", "draft tokens per round; on a tree more than gamma"),
-    ("acceptance by depth", "alpha of each depth, given that all depths before were accepted"),
-    (
-        "overlap",
-        "Σ min(target's probability, draft's probability) over the vocabulary, mean over all "
-        "positions of the target's text",
-    ),
-    (
-        "near ties",
-        "each greedy token scored by a plain pass over its whole text: the largest logit minus the "
-        "token's, in ulps at the largest logit of the dtype in which the model computes; yes: "
-        "every token is within the stated number; of texts that differ from plain decoding, and of "
-        "all in a dtype narrower than float32. Of sampled texts in such a dtype: the total "
-        "variation between the target's probabilities by passes over the verified tokens and over "
-        "one",
-    ),
-    (
-        "tau along the text",
-        "tokens per round of the rounds that begin at positions 0, 32, 64, 128, ... of the output, "
-        "and of the context (prompt and output), with 95 % intervals over prompts",
-    ),
-    ("speed-up of the passes", "of the slowest and of the fastest of the interleaved passes"),
-    (
-        "step, draft, verify",
-        "time of a one-token pass of the target, of one whole draft, of the pass that verifies it; "
-        "median of the passes",
-    ),
-    (
-        "probabilities of a trace",
-        "of each token under the sampling settings, by the target and by the draft; at temperature "
-        "0, where all would be 0 or 1, under temperature 1",
-    ),
-)
+# Term -> meaning, of what only the details of a row and the traces show.
+DETAILS = {
+    "gamma": "the longest path of draft tokens that a round can accept; on a chain, draft tokens "
+    "per round",
+    "nodes": "draft tokens per round; on a tree more than gamma",
+    "acceptance by depth": "alpha of each depth, given that all depths before were accepted",
+    "overlap": "Σ min(target's probability, draft's probability) over the vocabulary, mean over "
+    "all positions of the target's text",
+    "near ties": "each greedy token scored by a plain pass over its whole text: the largest logit "
+    "minus the token's, in ulps at the largest logit of the dtype in which the model computes; "
+    "yes: every token is within the stated number; of texts that differ from plain decoding, and "
+    "of all in a dtype narrower than float32. Of sampled texts in such a dtype: the total "
+    "variation between the target's probabilities by passes over the verified tokens and over one",
+    "tau along the text": "tokens per round of the rounds that begin at positions 0, 32, 64, 128, "
+    "... of the output, and of the context (prompt and output), with 95 % intervals over prompts",
+    "speed-up of the passes": "of the slowest and of the fastest of the interleaved passes",
+    "step, draft, verify": "time of a one-token pass of the target, of one whole draft, of the "
+    "pass that verifies it; median of the passes",
+    "probabilities of a trace": "of each token under the sampling settings, by the target and by "
+    "the draft; at temperature 0, where all would be 0 or 1, under temperature 1",
+}
 
 # (key, head, number format) of the values in the details of a row.
 FACTS = (

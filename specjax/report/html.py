@@ -323,7 +323,7 @@ def _render(
         command=results.get("command"),
         notices=notices,
         columns=list(itertools.compress(COLUMNS, kept)),
-        details=columns.DETAILS,
+        details=columns.DETAILS.items(),
         category_heads=[BY_KEY[key].head if key in BY_KEY else key for key in heads],
         rows=shown_rows,
         parts=TIME_PARTS,
