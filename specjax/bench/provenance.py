@@ -114,7 +114,6 @@ def _git(*arguments: str) -> str:
         capture_output=True,
         check=True,
         timeout=GIT_SECONDS,
-        text=True,
         encoding="utf-8",
     )
     return done.stdout.strip()

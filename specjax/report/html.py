@@ -385,16 +385,9 @@ def _facts(results: dict) -> list[tuple[str, str]]:
 
 def _label(number: int, trace: dict) -> str:
     """The text that names a trace in the list of traces."""
-    lossless_class = trace.get("class")
-    parts = [
-        cut(trace["method"], MOST),
-        trace.get("accept"),
-        "L3, lossy" if lossless_class == "L3" else lossless_class,
-    ]
-    if (temperature := number_of(trace.get("temperature"))) is not None:
-        parts.append(f"T {temperature:g}")
-    parts.append(trace.get("category"))
-    prompt = " ".join(trace["prompt"].split())
+    kind, prompt = trace.get("class"), " ".join(trace["prompt"].split())
+    parts = [cut(trace["method"], MOST), trace.get("accept"), "L3, lossy" if kind == "L3" else kind]
+    parts += [spell(trace.get("temperature"), "T {:g}"), trace.get("category")]
     parts.append(f"“{prompt[:40]}{'…' if len(prompt) > 40 else ''}”")
     return f"{number}. " + " · ".join(str(part) for part in parts if part)
 

@@ -105,15 +105,13 @@ def read_traces(path: Path) -> tuple[list[dict], list[str]]:
         UserError: the file cannot be read, or is not UTF-8.
     """
     traces, notices = [], []
-    lines = jsonl.lines(jsonl.read(path, f"trace {path}"))
-    for number, line in lines:
-        trace = jsonl.parse(line)
-        problem = "it is not a JSON object" if trace is None else trace_problem(trace)
-        if trace is None or problem:
-            notices.append(f"{path.name} line {number} is left out: {problem}")
+    for line in jsonl.objects(jsonl.read(path, f"trace {path}"), path.name):
+        problem = "it is not a JSON object" if line.value is None else trace_problem(line.value)
+        if line.value is None or problem:
+            notices.append(f"{line.where} is left out: {problem}")
         else:
-            traces.append(trace)
-    if not lines:
+            traces.append(line.value)
+    if not traces and not notices:
         notices.append(f"{path.name} is empty: there is no trace to show")
     return traces, notices
 

@@ -194,9 +194,8 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[tuple[str, l
     note = ""
     for heading, series in members.items():
         kept, left_out = thin([group for _, group in series], MOST)
-        members[heading] = [
-            (settings, group) for settings, group in series if any(group is one for one in kept)
-        ]
+        shown = {id(group) for group in kept}
+        members[heading] = [pair for pair in series if id(pair[1]) in shown]
         note = note or left_out
     ordered = sorted(
         members, key=lambda heading: [value if is_number(value) else -1 for _, value in heading]
