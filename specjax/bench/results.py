@@ -139,8 +139,7 @@ def rows_of_texts(
         )
         if all(text.emitted for text in counted):
             lengths = [text.prompt_tokens for text in counted]
-            errors = uncertainty.standard_errors(counts, [[output] for output in outputs])
-            row["standard_errors"] = errors
+            row["standard_errors"] = uncertainty.standard_errors(counts, [[x] for x in outputs])
             row |= uncertainty.along_text([[text.emitted] for text in counted], lengths)
         rows.append(row)
     return rows
