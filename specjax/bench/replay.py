@@ -381,10 +381,9 @@ def method(
 def table(rows: Sequence[dict]) -> Table:
     """The rows of results.json, one line per method and category."""
     result = Table(box=None, pad_edge=False)
-    for head in ("method", "rule", "category"):
-        result.add_column(head, no_wrap=True)
-    for head in ("prompts", "tokens", "rounds", "tau", "alpha"):
-        result.add_column(head, justify="right", no_wrap=True)
+    heads = ("method", "rule", "category", "prompts", "tokens", "rounds", "tau", "alpha")
+    for place, head in enumerate(heads):
+        result.add_column(head, justify="left" if place < 3 else "right", no_wrap=True)
     for row in rows:
         whole = row["category"] is None
         numbers = [str(row[key]) for key in ("prompts", "tokens", "rounds")]

@@ -56,21 +56,10 @@ SCHEMA = 1
 BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
 # Fields that only a bench measures (those along the text a replay too).
 UNMEASURED = (
-    "autoregressive_tokens_per_second",
-    "speedup",
-    "predicted_speedup",
-    "time_split",
-    "lossless",
-    "total_variation",
-    "kl_divergence",
-    "texts_changed",
-    "standard_errors",
-    "speedup_interval",
-    "random_prompts",
-    "argmax_gap",
-    "width_gap",
-    "tau_by_output_position",
-    "tau_by_context_position",
+    *("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split"),
+    *("lossless", "total_variation", "kl_divergence", "texts_changed", "standard_errors"),
+    *("speedup_interval", "random_prompts", "argmax_gap", "width_gap"),
+    *("tau_by_output_position", "tau_by_context_position"),
 )
 # Keys of results.json that ``write`` takes; null if they are not given.
 SETTINGS = ("target", "max_new_tokens", "seed", "repeats", "uncertainty")

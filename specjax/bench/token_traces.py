@@ -136,20 +136,10 @@ def trace(
     )
     [chosen] = methods.prompts_of(model, [prompt]).prompts
     methods.check_length(model, [chosen], max_new_tokens)
-    job = passes.Job(
-        target=model.lm,
-        params=model.params,
-        prompts=[chosen.ids],
-        settings={"temperature": temperature, **settings},
-        batch_size=1,
-        max_new_tokens=max_new_tokens,
-        eos_id=model.eos_id,
-        seed=seed,
-        categories=[chosen.category],
-        spell=model.spell,
-    )
-    one = one._replace(name=name or one.drafter.name)
-    return record(job, one)
+    how = {"temperature": temperature, **settings}
+    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_id)
+    job = job._replace(seed=seed, categories=[chosen.category], spell=model.spell)
+    return record(job, one._replace(name=name or one.drafter.name))
 
 
 def compile(job: passes.Job, method: passes.Method) -> None:
