@@ -145,13 +145,9 @@ def _fields(how, logits, following, draft):
         return above, tied, zeros, zeros, zeros + jnp.nan
     higher = draft > probs
     preferred = jnp.take_along_axis(higher, following[..., None], -1)[..., 0]
-    return (
-        above,
-        tied,
-        preferred.astype(jnp.float32),
-        jnp.where(higher, probs, 0).sum(-1),
-        jnp.minimum(probs, draft).sum(-1),
-    )
+    preferred_mass = jnp.where(higher, probs, 0).sum(-1)
+    overlap = jnp.minimum(probs, draft).sum(-1)
+    return above, tied, preferred.astype(jnp.float32), preferred_mass, overlap
 
 
 CELLS = 20

@@ -188,12 +188,8 @@ def head() -> dict:
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
     versions |= {"backend": jax.default_backend(), "device": device.device_kind}
-    return {
-        "schema": SCHEMA,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": versions,
-    }
+    today = time.strftime("%Y-%m-%d")
+    return {"schema": SCHEMA, "date": today, "machine": machine(), "versions": versions}
 
 
 def write(

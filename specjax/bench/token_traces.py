@@ -174,16 +174,10 @@ def _step(
     parents = verdict.parents(draft)
     exist = tree.exists(draft.valid, draft.parents)
     path = _path(draft, exist, info)
-    one = Round(
-        info,
-        exist,
-        parents,
-        path,
-        _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens),
-        _scores(probs, parents + 1, draft.tokens),
-        _draft_probs(draft, state),
-    )
-    return after, one
+    emitted = _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens)
+    nodes = _scores(probs, parents + 1, draft.tokens)
+    draft_probs = _draft_probs(draft, state)
+    return after, Round(info, exist, parents, path, emitted, nodes, draft_probs)
 
 
 def _played(

@@ -42,16 +42,17 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
 
+# What the points of all series have in common.
+POINTS = {"linewidth": 1.2, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+
+
 def style(index: int) -> dict[str, Any]:
     """Options of a line with points, of series number ``index``; the first 70 differ."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[index // len(COLOURS) % len(LINES)],
-        "linewidth": 1.2,
-        "markersize": 5.5,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
+        **POINTS,
     }
 
 
