@@ -166,9 +166,8 @@ def _step(
 ) -> tuple[DecodeState, Round]:
     """``step.speculative_step``, with the probabilities of its tokens."""
     draft, scored, after, info = _played(target, drafter, accept, params, state, eos_id)
-    how = state.sampling.replace(
-        temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
-    )
+    temperature = jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
+    how = state.sampling.replace(temperature=temperature)
     # [B,N+1,V]: row 0 follows the pending token, row n + 1 node n.
     probs = sampling.to_probs(scored.out.logits, how)
     parents = verdict.parents(draft)

@@ -48,9 +48,8 @@ def main(argv: Sequence[str]) -> int:
     console = terminal.console()
     if rows:
         console.print(terminal.table(rows))
-        versions = results.get("versions")
-        if isinstance(versions, dict) and versions.get("jax"):
-            console.print(Text(inputs.visible(f"measured with jax {versions['jax']}"), "dim"))
+        if jax := inputs.part(results, "versions").get("jax"):
+            console.print(Text(inputs.visible(f"measured with jax {jax}"), "dim"))
     for notice in [*terminal.notes(rows), *(f"notice: {notice}" for notice in notices)]:
         console.print(Text(notice))
     console.print(Text(inputs.visible(f"wrote {path}"), "dim"))

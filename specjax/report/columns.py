@@ -106,8 +106,7 @@ def near_ties(row: dict) -> str:
     yes, tokens = "yes" if within == 1 else "NO", spell(found.get("tokens"), "{:,.0f}")
     text = f"lossless up to ties of {ulps:g} ulp of {found.get('dtype')}: {yes} ("
     text += f"{within:.2%} of {tokens} tokens; the largest gap is {largest:.3g} ulp"
-    first = part(found, "first_difference")
-    if first:
+    if first := part(found, "first_difference"):
         text += f"; first difference at token {spell(first.get('token'), '{:g}')} of prompt "
         text += spell(first.get("prompt"), "{:g}")
     return f"{text})"

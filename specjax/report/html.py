@@ -68,11 +68,8 @@ def lines(rows: Sequence[dict]) -> list[Line]:
     parts: dict[int, list[dict]] = {}
     for row, owner in zip(rows, inputs.owners(rows), strict=True):
         parts.setdefault(id(row if owner is None else owner), []).append(row)
-    return [
-        _line(row, [part for part in parts[id(row)] if part is not row])
-        for row in rows
-        if id(row) in parts
-    ]
+    wholes = [row for row in rows if id(row) in parts]
+    return [_line(row, [one for one in parts[id(row)] if one is not row]) for row in wholes]
 
 
 def verdict(shown: Sequence[Line]) -> str:
@@ -114,11 +111,8 @@ def _line(row: dict, categories: Sequence[dict]) -> Line:
 
 def _row_facts(row: dict, overlap: dict) -> list[tuple[str, str]]:
     """(name, value) of the details that are one number or one text."""
-    facts = [
-        (head, spell(row.get(key), number_format) or DASH)
-        for key, head, number_format in FACTS
-        if row.get(key) is not None
-    ]
+    known = [fact for fact in FACTS if row.get(fact[0]) is not None]
+    facts = [(head, spell(row[key], number_format) or DASH) for key, head, number_format in known]
     sizes = part(row, "parameters")
     facts += [(f"{key} parameters", spell(sizes[key], "{:,.0f}") or DASH) for key in sizes]
     facts += _costs(row)

@@ -311,8 +311,8 @@ def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
 
     def values(row: dict) -> dict[str, float]:
         classes = part(part(row, "overlap"), "by_class")
-        alphas = {name: number(part(classes, name), "alpha") for name in classes}
-        return {name: alpha for name, alpha in alphas.items() if alpha is not None}
+        alphas = ((name, number(part(classes, name), "alpha")) for name in classes)
+        return {name: alpha for name, alpha in alphas if alpha is not None}
 
     known = [row for row in inputs.finished(rows) if values(row)]
     caption = (
@@ -389,11 +389,8 @@ def _grouped(
 
 def time_split(rows: Sequence[dict]) -> Figure | None:
     """The shares of the decoding time that the parts of a round take: a stacked bar per row."""
-    known = [
-        row
-        for row in inputs.finished(rows)
-        if any(number(part(row, "time_split"), name) for name in TIME_PARTS)
-    ]
+    split = lambda row: [number(part(row, "time_split"), name) or 0.0 for name in TIME_PARTS]  # noqa: E731
+    known = [row for row in inputs.finished(rows) if any(split(row))]
     if not known:
         return None
     groups, left_out = series.thin([[row] for row in known], MOST_BARS, batches=True)
@@ -401,11 +398,10 @@ def time_split(rows: Sequence[dict]) -> Figure | None:
     title, height = "Where the decoding time goes", 0.25 * len(known) + 0.7
     figure, (ax,) = canvas.canvas(title, [""], height)
     handles, left = [], [0.0] * len(known)
-    for index, name in enumerate(TIME_PARTS):
-        shares = [100 * (number(row["time_split"], name) or 0.0) for row in known]
-        places = range(len(known))
-        handles.append(ax.barh(places, shares, 0.72, left=left, **canvas.bar_style(index)))
-        left = [a + b for a, b in zip(left, shares, strict=True)]
+    for index, shares in enumerate(zip(*map(split, known), strict=True)):
+        widths, look = [100 * share for share in shares], canvas.bar_style(index)
+        handles.append(ax.barh(range(len(known)), widths, 0.72, left=left, **look))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
     canvas.name_bars(ax, series.distinct(known), 38)
     ax.set(xlim=(0, 100), xlabel="share of the decoding time (%)")
     caption = f"Shares of the time of the decode loop, without prefill and compilation.{left_out}"
@@ -446,11 +442,8 @@ def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
 
 def _objects(row: dict, name: str, keys: Sequence[str]) -> list[dict[str, Any]]:
     """The objects in the list under ``name`` that have numbers under all of the keys."""
-    return [
-        one
-        for one in _list(row, name)
-        if isinstance(one, dict) and all(number(one, key) is not None for key in keys)
-    ]
+    objects = [one for one in _list(row, name) if isinstance(one, dict)]
+    return [one for one in objects if all(number(one, key) is not None for key in keys)]
 
 
 def _changes(windows: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
