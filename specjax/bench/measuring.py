@@ -243,10 +243,8 @@ def costs_of_pass(
     The cost of verification is the mean over its rounds: each costs what its width costs.
     """
     ran = {f"{VERIFY}{width}": count for width, count in one.widths.items()}
-    used = {
-        name: clock for name, clock in parts.items() if not name.startswith(VERIFY) or name in ran
-    }
-    seconds = sample(job, method, used)
+    used = [name for name in parts if name in ran or not name.startswith(VERIFY)]
+    seconds = sample(job, method, {name: parts[name] for name in used})
     result = {name: value for name, value in seconds.items() if name not in ran}
     if parts and ran:
         total = sum(seconds[name] * count for name, count in ran.items())
