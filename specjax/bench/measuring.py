@@ -310,6 +310,7 @@ class Programs:
         now = maps()
         self._largest = max(self._largest, now - self._before)
         if now + self._largest > most_maps():
+            # All compiled programs are forgotten.
             jax.clear_caches()
             gc.collect()
             self._shapes.clear()

@@ -134,6 +134,8 @@ def _counted_row(
     # Of each prompt, over these passes.
     counts = [metrics.total([run.counts[i] for run in counted]) for i in prompts]
     outputs = [[run.outputs[i] for run in counted] for i in prompts]
+    rounds = [[run.emitted[i] for run in counted] for i in prompts]
+    lengths = [len(job.prompts[i]) for i in prompts]
     row = results.new_row(
         method.name,
         method.accept,
@@ -150,14 +152,11 @@ def _counted_row(
         "nodes": method.drafter.nodes,
         "prompt_set": job.name,
         "new_tokens": job.max_new_tokens,
-        "context": statistics.fmean(len(job.prompts[i]) for i in prompts),
+        "context": statistics.fmean(lengths),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
         "random_prompts": metrics.random_prompts(job.prompts, job.target.vocab_size),
         "standard_errors": uncertainty.standard_errors(counts, outputs),
-        **uncertainty.along_text(
-            [[run.emitted[i] for run in counted] for i in prompts],
-            [len(job.prompts[i]) for i in prompts],
-        ),
+        **uncertainty.along_text(rounds, lengths),
         "system_efficiency": None,
         "warm": method.warm,
     }
