@@ -117,7 +117,7 @@ def status(
     if rule.lossless_class == "L3":
         return None
     known = [p for p in proofs if p.passed and p.version == __version__]
-    good = [of_package(x, target) or any(p.of(x) for p in known) for x in (drafter, rule)]
+    good = (of_package(x, target) or any(p.of(x) for p in known) for x in (drafter, rule))
     return PROVEN if all(good) else DECLARED
 
 
