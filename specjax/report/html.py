@@ -76,10 +76,8 @@ def verdict(shown: Sequence[Line]) -> str:
     """One sentence that counts the results of the lossless checks."""
     styles = [line.cells[-1].style for line in shown]
     lossy = [any(cell.style == "lossy" for cell in line.cells) for line in shown]
-    others = sum(
-        style not in ("passed", "failed") and not by_design
-        for style, by_design in zip(styles, lossy, strict=True)
-    )
+    unsure = [style not in ("passed", "failed") for style in styles]
+    others = sum(a and not b for a, b in zip(unsure, lossy, strict=True))
     parts = [
         f"{styles.count('passed')} of {len(shown)} rows passed their lossless check",
         f"{styles.count('failed')} failed",
