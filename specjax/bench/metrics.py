@@ -56,8 +56,9 @@ class Counts(NamedTuple):
 
     def plus(self, other: Counts) -> Counts:
         """The sums over both."""
-        pairs: Any = zip(self, other, strict=True)
-        return Counts(*(None if a is None or b is None else a + b for a, b in pairs))
+        pairs = zip(self, other, strict=True)
+        sums: Any = (None if a is None or b is None else a + b for a, b in pairs)
+        return Counts(*sums)
 
 
 def total(counts: Sequence[Counts]) -> Counts:

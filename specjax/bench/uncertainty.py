@@ -119,7 +119,7 @@ def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
         error = ratio_error(emitted, begun)
         one: dict[str, Any] = {"from": FIRST << (place - 1) if place else 0, "to": FIRST << place}
         one |= {"rounds": count, "tokens": tokens, "block_efficiency": tokens / count}
-        one["interval"] = around(tokens / count, error, np.count_nonzero(begun))
+        one["interval"] = around(tokens / count, error, int(np.count_nonzero(begun)))
         result.append(one)
     return result
 
