@@ -215,7 +215,7 @@ def definitions() -> str:
     for column in columns.COLUMNS:
         lines.append(f"| {column.head} | `{column.key}` | {cell(column.meaning)} |")
     more = ["| value | meaning |", "|---|---|"]
-    more += [f"| {term} | {cell(meaning)} |" for term, meaning in columns.DETAILS]
+    more += [f"| {term} | {cell(meaning)} |" for term, meaning in columns.DETAILS.items()]
     return "\n".join([*lines, "", "In the details of a row, and in traces:", "", *more])
 
 

@@ -48,8 +48,8 @@ def text(answers: Sequence[Answer], model_id: str, *, now: float | None = None) 
         now: the time stamp, in seconds since 1970; by default the current time.
     """
     stamp = time.time() if now is None else now
-    lines = [json.dumps(_line(each, model_id, stamp), ensure_ascii=False) for each in answers]
-    return "".join(f"{line}\n" for line in lines)
+    lines = (_line(each, model_id, stamp) for each in answers)
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def _line(answer: Answer, model_id: str, stamp: float) -> dict:

@@ -56,8 +56,7 @@ def compare(texts: Texts) -> Comparison:
     draft_probs = None if texts.drafter is None else texts.drafter.probs
 
     def fields(context: Context) -> np.ndarray:
-        found = _compare(texts.target, draft_probs, texts.params, context)
-        return np.stack([*map(np.asarray, found)], -1)
+        return np.stack(_compare(texts.target, draft_probs, texts.params, context), -1)
 
     return Comparison(*np.concatenate(at_tokens(fields, texts)).T)
 
@@ -97,10 +96,7 @@ def _compare(target, draft_probs, params, context):
     """The fields of ``Comparison`` for every token after the first, f32[B,T-1] each."""
     out = lm.forward(target, params.target, context.tokens)
     draft = None if draft_probs is None else draft_probs(params, context)[:, :-1]
-
-    def fields(logits, following, drafted):
-        return _fields(sampling.to_probs(logits, context.sampling), drafted, following)
-
+    fields = functools.partial(_fields, context.sampling)
     return _before_tokens(target, params, context, out, fields, draft)
 
 
@@ -138,8 +134,9 @@ def _by_pieces(function, parts, size: int):
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), done, rest)
 
 
-def _fields(probs, draft, following):
-    """The fields, from probabilities f32[B,T,V] before the tokens ``following`` i32[B,T]."""
+def _fields(how, logits, following, draft):
+    """The fields, from logits f[B,T,V] before the tokens ``following`` i32[B,T]."""
+    probs = sampling.to_probs(logits, how)
     own = jnp.take_along_axis(probs, following[..., None], -1)
     above = jnp.where(probs > own, probs, 0).sum(-1)
     tied = jnp.where(probs == own, probs, 0).sum(-1)
@@ -148,13 +145,9 @@ def _fields(probs, draft, following):
         return above, tied, zeros, zeros, zeros + jnp.nan
     higher = draft > probs
     preferred = jnp.take_along_axis(higher, following[..., None], -1)[..., 0]
-    return (
-        above,
-        tied,
-        preferred.astype(jnp.float32),
-        jnp.where(higher, probs, 0).sum(-1),
-        jnp.minimum(probs, draft).sum(-1),
-    )
+    preferred_mass = jnp.where(higher, probs, 0).sum(-1)
+    overlap = jnp.minimum(probs, draft).sum(-1)
+    return above, tied, preferred.astype(jnp.float32), preferred_mass, overlap
 
 
 CELLS = 20
@@ -247,13 +240,7 @@ def argmax_gap(
         logits; "different", the number of texts that are not ``expected``; "first_difference",
         {"prompt", "token", "ulps"} of the earliest place where one differs, or None.
     """
-    dtype: list[Any] = []
-
-    def call(context: Context) -> np.ndarray:
-        gaps, unit, kind = _gaps(texts.target, texts.params, context)
-        dtype.append(kind.dtype)
-        return np.stack([np.asarray(gaps), np.asarray(unit)], -1)
-
+    call = lambda context: np.stack(_gaps(texts.target, texts.params, context), -1)  # noqa: E731
     values = at_tokens(call, texts)
     gaps = [np.minimum(row[:, 0], np.finfo(np.float32).max) for row in values]
     scaled = [gap / row[:, 1] for gap, row in zip(gaps, values, strict=True)]
@@ -268,7 +255,7 @@ def argmax_gap(
         first = {"prompt": prompt, "token": token, "ulps": gap}
     some = len(units) > 0
     return {
-        "dtype": str(dtype[0]) if dtype else None,
+        "dtype": _dtype(texts),
         "ulps": ulps,
         "tokens": len(units),
         "within": float((units <= ulps).mean()) if some else None,
@@ -280,6 +267,13 @@ def argmax_gap(
     }
 
 
+def _dtype(texts: Texts) -> str:
+    """The dtype in which the target computes."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    forward = functools.partial(lm.forward, texts.target)
+    return str(jax.eval_shape(forward, texts.params.target, tokens).hidden.dtype)
+
+
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many first tokens are equal."""
     pairs = enumerate(zip(a, b, strict=False))
@@ -288,17 +282,16 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _gaps(target, params, context):
-    """f32[B,T-1] gap and ulp of every token after the first; an array of the model's dtype."""
+    """f32[B,T-1] gap and ulp of every token after the first."""
     out = lm.forward(target, params.target, context.tokens)
-    kind = out.hidden.dtype
-    spacing = jnp.asarray(jnp.finfo(kind).eps, jnp.float32)
+    spacing = jnp.asarray(jnp.finfo(out.hidden.dtype).eps, jnp.float32)
 
     def gaps(logits, following, _):
         best = logits.max(-1)
         own = jnp.take_along_axis(logits, following[..., None], -1)[..., 0]
         return best - own, jnp.ldexp(spacing, jnp.frexp(best)[1] - 1)
 
-    return *_before_tokens(target, params, context, out, gaps), jnp.zeros((), kind)
+    return _before_tokens(target, params, context, out, gaps)
 
 
 def width_gap(texts: Texts, width: int) -> dict[str, Any]:
@@ -316,16 +309,10 @@ def width_gap(texts: Texts, width: int) -> dict[str, Any]:
         "dtype" in which the model computes, "width", "tokens" of the outputs; "mean" and "largest",
         the total variation between the probabilities before one of these tokens.
     """
-    dtype: list[Any] = []
-
-    def call(context: Context) -> np.ndarray:
-        distance, kind = _width_gaps(texts.target, width, texts.params, context)
-        dtype.append(kind.dtype)
-        return np.asarray(distance)
-
+    call = functools.partial(_width_gaps, texts.target, width, texts.params)
     every = np.concatenate(at_tokens(call, texts))
     return {
-        "dtype": str(dtype[0]) if dtype else None,
+        "dtype": _dtype(texts),
         "width": width,
         "tokens": len(every),
         "mean": float(every.mean()) if len(every) else None,
@@ -335,14 +322,13 @@ def width_gap(texts: Texts, width: int) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _width_gaps(target, width, params, context):
-    """f32[B,T] total variation at every place; an array of the model's dtype."""
-    wide, kind = _by_passes(target, width, params, context)
-    narrow, _ = _by_passes(target, 1, params, context)
-    return jnp.abs(wide - narrow).sum(-1) / 2, kind
+    """f32[B,T] total variation at every place."""
+    wide, narrow = (_by_passes(target, size, params, context) for size in (width, 1))
+    return jnp.abs(wide - narrow).sum(-1) / 2
 
 
 def _by_passes(target, width, params, context):
-    """f32[B,T,V] probabilities, by passes over ``width`` tokens; an array of the model's dtype.
+    """f32[B,T,V] probabilities, by passes over ``width`` tokens.
 
     The last pass is over the rest of the text.
     """
@@ -352,15 +338,14 @@ def _by_passes(target, width, params, context):
     def step(cache, part):
         out, block = target.apply(params.target, part, cache)
         count = jnp.full((batch,), part.shape[1], jnp.int32)
-        kind = jnp.zeros((), out.hidden.dtype)
-        return target.commit(cache, block, count), (out.logits, kind)
+        return target.commit(cache, block, count), out.logits
 
     parts = context.tokens[:, :whole].reshape(batch, -1, width).swapaxes(0, 1)
-    cache, (logits, _) = jax.lax.scan(step, target.init_cache(batch, length), parts)
+    cache, logits = jax.lax.scan(step, target.init_cache(batch, length), parts)
     logits = logits.swapaxes(0, 1).reshape(batch, whole, target.vocab_size)
     rest = context.tokens[:, whole:] if whole < length else context.tokens[:, :1]
-    _, (more, kind) = step(cache, rest)
+    _, more = step(cache, rest)
     logits = jnp.concatenate([logits, more], 1)[:, :length]
     maps = context.sampling.maps
     logits = logits if maps is None else logit_maps.along_text(maps, logits, context.tokens)
-    return sampling.to_probs(logits, context.sampling), kind
+    return sampling.to_probs(logits, context.sampling)

@@ -243,10 +243,8 @@ def costs_of_pass(
     The cost of verification is the mean over its rounds: each costs what its width costs.
     """
     ran = {f"{VERIFY}{width}": count for width, count in one.widths.items()}
-    used = {
-        name: clock for name, clock in parts.items() if not name.startswith(VERIFY) or name in ran
-    }
-    seconds = sample(job, method, used)
+    used = [name for name in parts if name in ran or not name.startswith(VERIFY)]
+    seconds = sample(job, method, {name: parts[name] for name in used})
     result = {name: value for name, value in seconds.items() if name not in ran}
     if parts and ran:
         total = sum(seconds[name] * count for name, count in ran.items())
@@ -312,15 +310,12 @@ class Programs:
         now = maps()
         self._largest = max(self._largest, now - self._before)
         if now + self._largest > most_maps():
-            self._release()
+            # All compiled programs are forgotten.
+            jax.clear_caches()
+            gc.collect()
+            self._shapes.clear()
             now = maps()
         self._before = now
         for name, seconds in warm([job], self._methods, report).items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._shapes.add(shape)
-
-    def _release(self) -> None:
-        """Forgets all compiled programs."""
-        jax.clear_caches()
-        gc.collect()
-        self._shapes.clear()

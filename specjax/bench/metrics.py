@@ -56,11 +56,9 @@ class Counts(NamedTuple):
 
     def plus(self, other: Counts) -> Counts:
         """The sums over both."""
-        verified = None
-        if self.verified is not None and other.verified is not None:
-            verified = self.verified + other.verified
-        pairs: Any = zip(self[:5], other[:5], strict=True)
-        return Counts(*(a + b for a, b in pairs), verified=verified)
+        pairs = zip(self, other, strict=True)
+        sums: Any = (None if a is None or b is None else a + b for a, b in pairs)
+        return Counts(*sums)
 
 
 def total(counts: Sequence[Counts]) -> Counts:

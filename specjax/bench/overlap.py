@@ -99,22 +99,20 @@ def overlap(
         foresee = None  # forecasts are made without penalties, biases and bans
     if not sum(map(len, texts.outputs)) or (probs is None and foresee is None):
         return None
-    by_token = None
-    if foresee is not None:
-        by_token = at_tokens(functools.partial(_call, foresee, texts.params), texts)
-    if probs is not None:
-        values = compare(texts).overlap
-    else:
-        assert by_token is not None
-        values = np.concatenate([row[:, 0] for row in by_token])
-    classes = None if decode is None else _classes(texts, decode)
-    kinds = None
+    forecasts = functools.partial(_call, foresee, texts.params)
+    by_token = [] if foresee is None else at_tokens(forecasts, texts)
+    firsts = [row[:, 0] for row in by_token]
+    values = np.concatenate(firsts) if probs is None else compare(texts).overlap
+    classes = kinds = None
+    if decode is not None:
+        pairs = zip(texts.prompts, texts.outputs, strict=True)
+        classes = [kind for p, o in pairs for kind in classify([*p, *o], decode)[len(p) :]]
     if any(categories):
         kinds = [kind for kind, o in zip(categories, texts.outputs, strict=True) for _ in o]
     return {
         "alpha": float(values.mean()),
         "tokens": len(values),
-        "by_depth": None if by_token is None else _by_depth(by_token),
+        "by_depth": _by_depth(by_token) if by_token else None,
         "by_class": _by_kind(values, classes),
         "by_category": _by_kind(values, kinds),
     }
@@ -127,12 +125,6 @@ def _by_depth(by_token: list[np.ndarray]) -> list[float]:
         for d in range(by_token[0].shape[1])
     ]
     return [float(column.mean()) for column in columns if len(column)]
-
-
-def _classes(texts: Texts, decode: Callable[[list[int]], str]) -> list[str]:
-    """The class of every output token, in order."""
-    pairs = zip(texts.prompts, texts.outputs, strict=True)
-    return [kind for p, o in pairs for kind in classify([*p, *o], decode)[len(p) :]]
 
 
 def _by_kind(values: np.ndarray, kinds: Sequence[str | None] | None) -> dict | None:

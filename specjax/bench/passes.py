@@ -126,19 +126,12 @@ def begin(
     ``brief`` stops every row after ``BRIEF_TOKENS``: enough to compile and to warm up.
     """
     packed, lengths = decode.pack_prompts(prompts, job.width)
-    limit = min(BRIEF_TOKENS, job.max_new_tokens) if brief else job.max_new_tokens
-    new = np.where(np.asarray(rows) < 0, 0, limit)
+    most = min(BRIEF_TOKENS, job.max_new_tokens) if brief else job.max_new_tokens
+    limit = lengths + jnp.asarray(np.where(np.asarray(rows) < 0, 0, most), jnp.int32)
     keys = rng.row_keys(job.seed, [r if r >= 0 else len(job.prompts) for r in rows])
+    slots, how = job.width + job.max_new_tokens, sampling.make_sampling(len(rows), **job.settings)
     return sharding.loops(job.mesh).prefill(
-        job.target,
-        drafter,
-        params,
-        packed,
-        lengths,
-        keys,
-        max_len=job.width + job.max_new_tokens,
-        limit=lengths + jnp.asarray(new, jnp.int32),
-        sampling=sampling.make_sampling(len(rows), **job.settings),
+        job.target, drafter, params, packed, lengths, keys, max_len=slots, limit=limit, sampling=how
     )
 
 

@@ -27,7 +27,7 @@ from scipy.optimize import isotonic_regression
 
 from specjax import control, decode, sharding, tree
 from specjax.bench import metrics, timing
-from specjax.bench.passes import Job, Method, batches, begin, drafter_and_params, one_part
+from specjax.bench.passes import Job, Method, batches, begin, one_part
 from specjax.control import Controller, calibrated, ltd
 from specjax.control import costs as control_costs
 from specjax.control._controller import FOREVER
@@ -128,15 +128,14 @@ def measure(
             report(f"profile: fits the policies to {len(rounds.tokens)} rounds")
             times = _by_level(job, method, plain.longest)[:, None] + own.times[1:] - own.times[1]
             own = own._replace(policy=ltd.fit(rounds, np.maximum(times, 1.0), report))
+        if nodes or not acceptance:  # what is assumed of drafts without a measurement
+            own = own._replace(acceptance=(control_costs.ACCEPTANCE,) * lengths[-1], finds=1.0)
         found.setdefault(rows, {})[greedy] = own
-    # If only greedy or only sampled rounds were measured, both kinds get the same costs.
-    either = {size: next(iter(kinds.values())) for size, kinds in found.items()}
-    costs = {
-        size: Costs(lengths, kinds.get(True, either[size]), kinds.get(False, either[size]))
-        for size, kinds in found.items()
-    }
-    if nodes or not acceptance:
-        costs = {size: _without_acceptance(own) for size, own in costs.items()}
+    costs = {}
+    for size, kinds in found.items():
+        # If only greedy or only sampled rounds were measured, both kinds get the same costs.
+        either = next(iter(kinds.values()))
+        costs[size] = Costs(lengths, kinds.get(True, either), kinds.get(False, either))
     unit = control_costs.NODES if nodes else control_costs.LEVELS
     return Profile(control_costs.device(), *names, costs, unit)
 
@@ -147,8 +146,7 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
         # A controller that chooses from these lengths verifies the same widths.
         rare = method.drafter.rare._replace(lengths=method.drafter.rare.lengths + lengths)
         method = method._replace(drafter=method.drafter._replace(rare=rare))
-    first = next(batches(job))
-    state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
+    state = _begun(job, method)
     lookup = isinstance(state.draft, _limited.State)
     # Each cell is a length; for lookups also rounds of the longest one in which nothing is found.
     always = state.replace(draft=with_drafts(state.draft, ALWAYS)) if lookup else state
@@ -171,6 +169,12 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
     return RoundCosts(tuple(times), rates, empty=empty, finds=finds, missed=missed)
 
 
+def _begun(job: Job, method: Method) -> DecodeState:
+    """The state before the first round of the first batch."""
+    first = next(batches(job))
+    return jax.block_until_ready(begin(job, method.drafter, method.params, *first))
+
+
 def _seconds(job: Job, cells: dict[int, tuple[Method, DecodeState, int]]) -> dict[int, float]:
     """The time of a round of each cell, whose runs are taken in turns."""
     runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
@@ -188,8 +192,7 @@ def _by_level(job: Job, method: Method, depth: int) -> np.ndarray:
 
     In units of a round without a draft.
     """
-    first = next(batches(job))
-    state = jax.block_until_ready(begin(job, method.drafter, method.params, *first))
+    state = _begun(job, method)
 
     def of(levels: int) -> DecodeState:
         return state.replace(draft=_changed(state.draft, Forced, "deepest", levels))
@@ -204,18 +207,17 @@ def _missed(job: Job, method: Method, length: int) -> float:
     if method.drafter.rare.rest is None:
         return 0.0
     job, method = one_part(job, method)
-    drafter, params = drafter_and_params(job, method)
-    state = jax.block_until_ready(begin(job, drafter, params, *next(batches(job))))
+    state = _begun(job, method)
     rested = state.replace(draft=with_length(state.draft, 0))
     for _ in range(RESTS):
         rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS)
     rounds = int((rested.length - state.length).max())
-    clock = timing.Clock(timing.of_draft(drafter).loop, 1)
+    clock = timing.Clock(timing.of_draft(method.drafter).loop, 1)
     times: tuple[list[float], ...] = [], []
     for _ in range(1 + MISSED_SAMPLES):
         for each, own in zip((rested, state), times, strict=True):
             drafting = each.replace(draft=with_length(each.draft, length))
-            own.append(clock.sample(params, drafting))
+            own.append(clock.sample(method.params, drafting))
     later, first = sharding.slowest([statistics.median(own[1:]) for own in times])
     return max(later - first, 0.0) / max(rounds, 1)
 
@@ -368,10 +370,3 @@ def _changed(draft_state: Any, kind: type, field: str, value: int) -> Any:
         return x.replace(**{field: jnp.full_like(getattr(x, field), value)})
 
     return jax.tree.map(change, draft_state, is_leaf=lambda x: isinstance(x, kind))
-
-
-def _without_acceptance(costs: Costs) -> Costs:
-    """The costs, with what is assumed of drafts without a measurement."""
-    assumed = (control_costs.ACCEPTANCE,) * costs.longest
-    kinds = (kind._replace(acceptance=assumed, finds=1.0) for kind in costs[1:])
-    return Costs(costs.lengths, *kinds)

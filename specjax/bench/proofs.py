@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from specjax import __version__, files
-from specjax.errors import UserError
+from specjax.data import jsonl
+from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 from specjax.types import LM, Accept, Drafter
 
@@ -84,26 +85,20 @@ def write(report: Report, path: Path) -> None:
     """Writes a report as a file for ``config.proof``. Raises UserError."""
     proof = of_report(report)
     findings = [[f.check, f.passed, f.detail] for f in report.findings]
-    try:
+    with on_disk(f"cannot write {path}", "name another file"):
         files.write_json(path, {"schema": SCHEMA, **proof._asdict(), "findings": findings})
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def read(path: str | Path) -> Proof:
     """The proof in a file that ``write`` made. Raises UserError if it is none."""
     path = buckets.local(path)
+    text = jsonl.read(path, f"the proof {path}")
     try:
-        value = files.parsed(path.read_text(encoding="utf-8"))
+        value = files.parsed(text)
         if value["schema"] != SCHEMA:
             raise ValueError
         proof = Proof(**{field: value[field] for field in Proof._fields})
         results = [finding[1] for finding in value["findings"]]
-    except OSError as error:
-        raise UserError(
-            f"the proof {path} cannot be read ({error.strerror}); "
-            "give a file that specjax.bench.proofs.write made"
-        ) from None
     except (ValueError, KeyError, TypeError, IndexError):
         raise UserError(
             f"{path} is no proof; give a file that specjax.bench.proofs.write made, in this version"
@@ -122,8 +117,7 @@ def status(
     if rule.lossless_class == "L3":
         return None
     known = [p for p in proofs if p.passed and p.version == __version__]
-    parts = (drafter, rule)
-    good = (of_package(each, target) or any(p.of(each) for p in known) for each in parts)
+    good = (of_package(x, target) or any(p.of(x) for p in known) for x in (drafter, rule))
     return PROVEN if all(good) else DECLARED
 
 
@@ -213,8 +207,11 @@ def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     else:
         yield from _bound(value)
-        if not isinstance(value, functools.partial):
-            yield from _attributes(value).items()
+        # The attributes of an object that is no class and of no library.
+        own, library = getattr(value, "__dict__", None), type(value).__module__.partition(".")[0]
+        named = library in LIBRARIES or isinstance(value, type | functools.partial)
+        if isinstance(own, dict) and not named:
+            yield from own.items()
 
 
 def _bound(value: Any) -> Iterator[tuple[str, Any]]:
@@ -231,14 +228,6 @@ def _bound(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not set yet: a function that names itself
             continue
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object that is no class and of no library."""
-    own, kind = getattr(value, "__dict__", None), type(value).__module__.partition(".")[0]
-    if not isinstance(own, dict) or isinstance(value, type) or kind in LIBRARIES:
-        return {}
-    return own
 
 
 def _name_of(function: Any) -> str:

@@ -43,13 +43,12 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
     # A single number is a setting, not a parameter.
     for leaf in (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)):
         sizes[str(leaf.dtype)] += int(leaf.size)
-    dtype = max(sizes, key=lambda kind: sizes[kind]) if sizes else None
-    dtype = "int8" if "int8" in sizes else dtype
+    most = max(sizes, key=lambda kind: sizes[kind], default=None)
     digest, files_read = _weights(params, None if directory is None else Path(directory))
     known = Origin("", "arrays", None, ()) if directory is None else origin(directory)
     return {
         "name": name or known.name,
-        "dtype": dtype,
+        "dtype": "int8" if "int8" in sizes else most,
         "parameters": sum(sizes.values()),
         "source": known.source,
         "revision": known.revision,
@@ -115,7 +114,6 @@ def _git(*arguments: str) -> str:
         capture_output=True,
         check=True,
         timeout=GIT_SECONDS,
-        text=True,
         encoding="utf-8",
     )
     return done.stdout.strip()

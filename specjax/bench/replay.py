@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -208,15 +208,6 @@ def _recorded_text(params: ModelParams, context: Context) -> Context:
 SHORTEST = 64
 
 
-class _Batch(NamedTuple):
-    """Conversations that are replayed together."""
-
-    slots: int  # longest text that the buffers hold
-    rows: list[int]  # numbers of the conversations
-    texts: list[Trace]
-    totals: list[int]  # tokens of prompt and output at which each one stops
-
-
 def measure(method: Method, recording: Sequence[Trace], **options: Any) -> list[metrics.Counts]:
     """The counts of each conversation; for ``options`` and errors see ``measure_rounds``."""
     return [counts for counts, _ in measure_rounds(method, recording, **options)]
@@ -252,13 +243,17 @@ def measure_rounds(
     """
     system = fold(method.drafter, method.accept)
     results: dict[int, tuple[metrics.Counts, list[int]]] = {}
-    batches = _batches(recording, batch_size, max_new_tokens)
-    for number, batch in enumerate(batches):
-        report(f"batch {number + 1} of {len(batches)}, {batch.slots} tokens")
-        spare = [len(recording)] * (batch_size - len(batch.rows))
-        keys = rng.row_keys(seed, [*batch.rows, *spare])
-        records = _replay(system, method.params.draft, batch, keys)
-        for place, row in enumerate(batch.rows):
+    totals = [
+        len(t.prompt) + min(len(t.output), max_new_tokens or len(t.output)) for t in recording
+    ]
+    batches = _batches(totals, batch_size)
+    for number, (slots, rows) in enumerate(batches):
+        report(f"batch {number + 1} of {len(batches)}, {slots} tokens")
+        spare = [len(recording)] * (batch_size - len(rows))
+        keys = rng.row_keys(seed, [*rows, *spare])
+        texts = [(recording[row], totals[row]) for row in rows]
+        records = _replay(system, method.params.draft, slots, texts, keys)
+        for place, row in enumerate(rows):
             only = np.arange(batch_size) == place
             one = metrics.count(records, only, method.drafter.longest)
             # The target is a recording: how much of it is fed has no meaning.
@@ -284,59 +279,53 @@ def recorded_rounds(
     return metrics.Counts(at, rounds, at - rounds, none, none), emitted
 
 
-def _batches(recording: Sequence[Trace], batch_size: int, max_new_tokens: int) -> list[_Batch]:
-    """Batches of one buffer size each; conversations of similar length are together."""
-    totals = [
-        len(t.prompt) + min(len(t.output), max_new_tokens or len(t.output)) for t in recording
-    ]
+def _batches(totals: Sequence[int], batch_size: int) -> list[tuple[int, list[int]]]:
+    """Buffer sizes, and the numbers of the conversations that are replayed together in each.
+
+    ``totals`` are the tokens of the conversations; those of similar length are together.
+    """
     # The next power of 2, but no more than the longest text needs.
     slots = [min(max(SHORTEST, 1 << (n - 1).bit_length()), max(totals)) for n in totals]
     batches = []
     for size in sorted(set(slots)):
         rows = sorted((r for r, own in enumerate(slots) if own == size), key=lambda r: totals[r])
-        for start in range(0, len(rows), batch_size):
-            some = rows[start : start + batch_size]
-            texts = [recording[r] for r in some]
-            batches.append(_Batch(size, some, texts, [totals[r] for r in some]))
+        batches += [
+            (size, rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)
+        ]
     return batches
 
 
 def _replay(
-    system: tuple[LM, Drafter, Accept], draft_params: Any, batch: _Batch, keys: jax.Array
+    system: tuple[LM, Drafter, Accept],
+    draft_params: Any,
+    slots: int,
+    texts: Sequence[tuple[Trace, int]],
+    keys: jax.Array,
 ) -> Records:
     """Replays one batch; the records are on the host.
 
-    ``system`` is the result of ``fold``; ``keys`` has one key per row, spare rows included.
+    Args:
+        system: the result of ``fold``.
+        draft_params: the drafter's.
+        slots: the longest text that the buffers hold.
+        texts: each with the tokens of prompt and output at which it stops.
+        keys: one per row, spare rows included; these hold one token.
     """
-    (target, drafter, rule), batch_size = system, len(keys)
-    record, lengths = _pack(batch.texts, batch_size, batch.slots + drafter.nodes + 1)
-    limits = lengths.at[: len(batch.texts)].set(jnp.asarray(batch.totals, jnp.int32))
-    prompt = jnp.where(jnp.arange(batch.slots) < lengths[:, None], RECORDED, -1)
+    target, drafter, rule = system
+    width, spare = slots + drafter.nodes + 1, len(keys) - len(texts)
+    whole = [(text.prompt + text.output)[:width] for text, _ in texts]
+    record, _ = decode.pack_prompts([*whole, *[[-1]] * spare], width)
+    lengths = jnp.asarray([len(text.prompt) for text, _ in texts] + [1] * spare, jnp.int32)
+    limits = jnp.asarray([total for _, total in texts] + [1] * spare, jnp.int32)
+    prompt = jnp.where(jnp.arange(slots) < lengths[:, None], RECORDED, -1)
     params = ModelParams({}, {"record": record, "drafter": draft_params})
+    how = sampling.make_sampling(len(keys), 0.0)
     state = decode.prefill(
-        target,
-        drafter,
-        params,
-        prompt,
-        lengths,
-        keys,
-        max_len=batch.slots,
-        limit=limits,
-        sampling=sampling.make_sampling(batch_size, 0.0),
+        target, drafter, params, prompt, lengths, keys, max_len=slots, limit=limits, sampling=how
     )
-    state, records = decode.generate(target, drafter, rule, params, state, max_steps=batch.slots)
+    state, records = decode.generate(target, drafter, rule, params, state, max_steps=slots)
     decode.check(state)
     return jax.device_get(records)
-
-
-def _pack(texts: Sequence[Trace], batch: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """The texts i32[B,width] and the lengths i32[B] of their prompts; spare rows hold one token."""
-    packed = np.full((batch, width), -1, np.int32)
-    for row, text in enumerate(texts):
-        whole = (text.prompt + text.output)[:width]
-        packed[row, : len(whole)] = whole
-    lengths = [len(text.prompt) for text in texts] + [1] * (batch - len(texts))
-    return jnp.asarray(packed), jnp.asarray(lengths, jnp.int32)
 
 
 # The objects that settings name -----------------------------------------------------------------
@@ -392,15 +381,14 @@ def method(
 def table(rows: Sequence[dict]) -> Table:
     """The rows of results.json, one line per method and category."""
     result = Table(box=None, pad_edge=False)
-    for head in ("method", "rule", "category"):
-        result.add_column(head, no_wrap=True)
-    for head in ("prompts", "tokens", "rounds", "tau", "alpha"):
-        result.add_column(head, justify="right", no_wrap=True)
+    heads = ("method", "rule", "category", "prompts", "tokens", "rounds", "tau", "alpha")
+    for place, head in enumerate(heads):
+        result.add_column(head, justify="left" if place < 3 else "right", no_wrap=True)
     for row in rows:
         whole = row["category"] is None
         numbers = [str(row[key]) for key in ("prompts", "tokens", "rounds")]
-        for key in ("block_efficiency", "acceptance_rate"):
-            numbers.append("-" if row[key] is None else f"{row[key]:.2f}")
+        rates = row["block_efficiency"], row["acceptance_rate"]
+        numbers += ["-" if rate is None else f"{rate:.2f}" for rate in rates]
         # Labels and categories come from the user: Text does not interpret markup in them.
         names = (row["method"], row["accept"], "all" if whole else row["category"])
         result.add_row(*map(Text, names), *numbers, style="bold" if whole else "")

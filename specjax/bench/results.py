@@ -47,7 +47,7 @@ import jax
 from specjax import __version__
 from specjax.bench import metrics, proofs, provenance, uncertainty
 from specjax.bench.passes import Method
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import machine, write_all
 from specjax.types import LM, Accept
 
@@ -56,21 +56,10 @@ SCHEMA = 1
 BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
 # Fields that only a bench measures (those along the text a replay too).
 UNMEASURED = (
-    "autoregressive_tokens_per_second",
-    "speedup",
-    "predicted_speedup",
-    "time_split",
-    "lossless",
-    "total_variation",
-    "kl_divergence",
-    "texts_changed",
-    "standard_errors",
-    "speedup_interval",
-    "random_prompts",
-    "argmax_gap",
-    "width_gap",
-    "tau_by_output_position",
-    "tau_by_context_position",
+    *("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split"),
+    *("lossless", "total_variation", "kl_divergence", "texts_changed", "standard_errors"),
+    *("speedup_interval", "random_prompts", "argmax_gap", "width_gap"),
+    *("tau_by_output_position", "tau_by_context_position"),
 )
 # Keys of results.json that ``write`` takes; null if they are not given.
 SETTINGS = ("target", "max_new_tokens", "seed", "repeats", "uncertainty")
@@ -127,26 +116,19 @@ def rows_of_texts(
 ) -> list[dict]:
     """The row of all texts, and one per category, in the order of the first text of each."""
     status = proofs.status(method.drafter, method.accept, target)
+    same: dict[str, Any] = {"temperature": float(temperature), "batch_size": batch_size}
     named = dict.fromkeys(text.category for text in texts if text.category is not None)
     rows = []
     for category in (None, *named):
         counted = [text for text in texts if category in (None, text.category)]
+        counts, outputs = [text.counts for text in counted], [text.output for text in counted]
+        own: dict[str, Any] = {"prompts": len(counted), "category": category, "outputs": outputs}
         row = new_row(
-            method.name,
-            method.accept,
-            metrics.total([text.counts for text in counted]),
-            temperature=float(temperature),
-            batch_size=batch_size,
-            prompts=len(counted),
-            category=category,
-            status=status,
-            outputs=[text.output for text in counted],
+            method.name, method.accept, metrics.total(counts), status=status, **same, **own
         )
         if all(text.emitted for text in counted):
             lengths = [text.prompt_tokens for text in counted]
-            row["standard_errors"] = uncertainty.standard_errors(
-                [text.counts for text in counted], [[text.output] for text in counted]
-            )
+            row["standard_errors"] = uncertainty.standard_errors(counts, [[x] for x in outputs])
             row |= uncertainty.along_text([[text.emitted] for text in counted], lengths)
         rows.append(row)
     return rows
@@ -175,22 +157,14 @@ def curves(rows: Sequence[dict]) -> list[dict]:
         gammas = sorted(by_gamma)
         ordered = [by_gamma[gamma] for gamma in gammas]
         taus = [row["block_efficiency"] for row in ordered]
+        errors = [(row["standard_errors"] or {}).get("block_efficiency") for row in ordered]
+        prompts = [row["prompts"] for row in ordered]
         whole = gammas == list(range(1, len(gammas) + 1))
-        result.append(
-            {
-                "method": method,
-                **dict(settings),
-                "gammas": gammas,
-                "tokens_per_round": taus,
-                "intervals": [
-                    uncertainty.around(row["block_efficiency"], errors, row["prompts"])
-                    for row in ordered
-                    for errors in [(row["standard_errors"] or {}).get("block_efficiency")]
-                ],
-                "rounds": [row["rounds"] for row in ordered],
-                "length": ",".join(f"{tau:.4g}" for tau in taus) if whole else "",
-            }
-        )
+        one = {"method": method, **dict(settings), "gammas": gammas, "tokens_per_round": taus}
+        one["intervals"] = [*map(uncertainty.around, taus, errors, prompts)]
+        one["rounds"] = [row["rounds"] for row in ordered]
+        one["length"] = ",".join(f"{tau:.4g}" for tau in taus) if whole else ""
+        result.append(one)
     return result
 
 
@@ -214,12 +188,8 @@ def head() -> dict:
     device = jax.devices()[0]
     versions = {"specjax": __version__, "jax": jax.__version__}
     versions |= {"backend": jax.default_backend(), "device": device.device_kind}
-    return {
-        "schema": SCHEMA,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "versions": versions,
-    }
+    today = time.strftime("%Y-%m-%d")
+    return {"schema": SCHEMA, "date": today, "machine": machine(), "versions": versions}
 
 
 def write(
@@ -255,12 +225,8 @@ def write(
         "results.json": json.dumps(results, indent=2) + "\n",
         **(files or {}),
     }
-    try:
+    with on_disk(f"cannot write into {workdir}", "choose another --workdir"):
         write_all(workdir, contents, before=functools.partial(_remove_earlier, workdir))
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {workdir}: {error.strerror}; choose another --workdir"
-        ) from None
     return workdir / "results.json"
 
 

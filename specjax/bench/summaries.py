@@ -89,18 +89,20 @@ def _different(job: Job, runs: Sequence[Pass]) -> Sequence[Pass]:
 
 
 def _speed(
-    fast: Sequence[float],
-    slow: Sequence[float],
-    works: tuple[Sequence[uncertainty.Work], Sequence[uncertainty.Work]],
+    runs: Sequence[Pass],
+    plain: Sequence[Pass],
+    groups: Sequence[Sequence[int]],
     predicted: float | None,
 ) -> dict:
     """The fields of a row that hold its speed.
 
     Args:
-        fast, slow: tokens per second of each pass, of the method and of plain decoding.
-        works: of both, over the same groups of prompts that were decoded together.
+        runs, plain: the passes of the method and of plain decoding.
+        groups: numbers of the row's prompts, of those that were decoded together.
         predicted: the predicted speed-up, if it is known.
     """
+    fast, slow = ([_rate(one, groups) for one in each] for each in (runs, plain))
+    works = uncertainty.works(runs, groups), uncertainty.works(plain, groups)
     speedup = statistics.median(fast) / statistics.median(slow)
     return {
         "tokens_per_second": statistics.median(fast),
@@ -117,6 +119,13 @@ def _speed(
     }
 
 
+def _rate(one: Pass, groups: Sequence[Sequence[int]]) -> float:
+    """Tokens per second of some prompts."""
+    tokens = sum(len(one.outputs[i]) for group in groups for i in group)
+    # The seconds of every prompt are those of its batch.
+    return tokens / sum(one.seconds[group[0]] for group in groups)
+
+
 def _counted_row(
     job: Job, method: Method, runs: Sequence[Pass], prompts: Sequence[int], **fields: Any
 ) -> dict:
@@ -125,6 +134,8 @@ def _counted_row(
     # Of each prompt, over these passes.
     counts = [metrics.total([run.counts[i] for run in counted]) for i in prompts]
     outputs = [[run.outputs[i] for run in counted] for i in prompts]
+    rounds = [[run.emitted[i] for run in counted] for i in prompts]
+    lengths = [len(job.prompts[i]) for i in prompts]
     row = results.new_row(
         method.name,
         method.accept,
@@ -141,29 +152,21 @@ def _counted_row(
         "nodes": method.drafter.nodes,
         "prompt_set": job.name,
         "new_tokens": job.max_new_tokens,
-        "context": statistics.fmean(len(job.prompts[i]) for i in prompts),
+        "context": statistics.fmean(lengths),
         "parameters": {"target": size(job.params), "draft": size(method.params.draft)},
         "random_prompts": metrics.random_prompts(job.prompts, job.target.vocab_size),
         "standard_errors": uncertainty.standard_errors(counts, outputs),
-        **_along_text(job, counted, prompts),
+        **uncertainty.along_text(rounds, lengths),
         "system_efficiency": None,
         "warm": method.warm,
     }
 
 
-def _along_text(job: Job, runs: Sequence[Pass], prompts: Sequence[int]) -> dict:
-    """tau by the position in the text, of some prompts."""
-    rounds = [[run.emitted[i] for run in runs] for i in prompts]
-    return uncertainty.along_text(rounds, [len(job.prompts[i]) for i in prompts])
-
-
 def _method_row(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -> dict:
     predicted, costs, split = _prediction(method, runs, plain)
     groups = [[row for row in rows if row >= 0] for rows, _ in passes.batches(job)]
-    works = uncertainty.works(runs, groups), uncertainty.works(plain, groups)
-    fast, slow = ([p.tokens / p.loop for p in each] for each in (runs, plain))
     row = _counted_row(job, method, runs, range(len(job.prompts)))
-    row |= _speed(fast, slow, works, predicted)
+    row |= _speed(runs, plain, groups, predicted)
     row["spread"]["costs_ms"] = {
         part: _range([1e3 * p.costs[part] for p in (*plain, *runs) if part in p.costs])
         for part in costs or ()
@@ -314,10 +317,8 @@ def _category_row(
     row = _counted_row(job, method, runs, own, category=category, status=status)
     row |= {"costs_ms": costs, "spread": dict.fromkeys(whole["spread"])}
     if job.batch_size == 1:
-        groups = [[i] for i in own]
-        works = uncertainty.works(runs, groups), uncertainty.works(plain, groups)
         predicted = _category_prediction(runs, own, costs) if costs else None
-        row |= _speed(_category_rates(runs, own), _category_rates(plain, own), works, predicted)
+        row |= _speed(runs, plain, [[i] for i in own], predicted)
     row["spread"]["costs_ms"] = whole["spread"]["costs_ms"]
     return row
 
@@ -330,13 +331,6 @@ def _category_prediction(runs: Sequence[Pass], own: Sequence[int], costs: dict) 
     gains = [metrics.summary(metrics.total([r.counts[i] for i in own])) for r in runs]
     gain = statistics.median(each["block_efficiency"] or 0.0 for each in gains)
     return theory.speedup(gain, costs["draft"], costs["verify"], costs["step"])
-
-
-def _category_rates(runs: Sequence[Pass], prompts: Sequence[int]) -> list[float]:
-    """Tokens per second of some prompts, per pass."""
-    return [
-        sum(len(p.outputs[i]) for i in prompts) / sum(p.seconds[i] for i in prompts) for p in runs
-    ]
 
 
 def size(params: object) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from specjax import sampling, step, tree
 from specjax.bound import Bound
+from specjax.drafters import none
 from specjax.rng import RowKeys
 from specjax.types import CHAIN, LM, DecodeState, Drafter, ModelParams
 
@@ -67,7 +68,7 @@ def commit_none(target: LM, cache: Any, block: Any) -> Any:
 
 def of_pass(target: LM, size: int) -> Clock:
     """Times one target pass over a chain of ``size`` tokens per row."""
-    return Clock(lambda params, state, n: _pass(target, None, size, None, params, state, n))
+    return of_verify(target, none.make(target), size)
 
 
 def of_draft(drafter: Drafter) -> Clock:
@@ -81,11 +82,15 @@ def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:
     For a tree: the tree that the drafter proposes after the text of the state.
     """
     size = drafter.nodes + 1 if width is None else width
+    # One program for all drafters whose target is the plain one.
+    own = None if drafter.rare.lower is None else drafter
 
     def loop(params, state, iterations):
         chain = drafter.siblings == CHAIN
         layout = None if chain else _proposed(drafter, size - 1, params, state)
-        return _pass(target, drafter, size, layout, params, state, iterations)
+        given = (ModelParams(params.target), None) if own is None else (params, state.draft)
+        start = given[0], state.tokens[:, :1], state.cache, given[1]
+        return _pass_loop(target, own, size, layout, *start, iterations)
 
     return Clock(loop)
 
@@ -96,25 +101,6 @@ def _proposed(drafter: Drafter, nodes: int, params: ModelParams, state: DecodeSt
     keys = RowKeys(state.keys, state.round, state.length)
     draft, _ = drafter.propose(params, keys, step.context_of(state), state.draft)
     return tree.block_layout(tree.first_nodes(draft, nodes))
-
-
-def _pass(
-    target: LM,
-    drafter: Drafter | None,
-    size: int,
-    layout: Any,
-    params: ModelParams,
-    state: DecodeState,
-    iterations: int,
-) -> jax.Array:
-    """Passes over ``size`` tokens: one program for all drafters whose target is the plain one."""
-    draft = None
-    if drafter is None or drafter.rare.lower is None:
-        drafter, params = None, ModelParams(params.target)
-    else:
-        draft = state.draft
-    given = params, state.tokens[:, :1], state.cache, draft
-    return _pass_loop(target, drafter, size, layout, *given, iterations)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -129,7 +115,10 @@ def _pass_loop(
     draft: Any,
     iterations: int,
 ):
-    """``first`` i32[B,1]: tokens; ``draft``: the drafter's state, if the passes depend on it."""
+    """Passes over ``size`` tokens; ``first`` i32[B,1] are tokens.
+
+    ``drafter`` and ``draft``, its state: of a drafter on which the passes depend.
+    """
     tokens = jnp.broadcast_to(jnp.maximum(first, 0), (first.shape[0], size))
 
     def iteration(_, carry):

@@ -136,20 +136,10 @@ def trace(
     )
     [chosen] = methods.prompts_of(model, [prompt]).prompts
     methods.check_length(model, [chosen], max_new_tokens)
-    job = passes.Job(
-        target=model.lm,
-        params=model.params,
-        prompts=[chosen.ids],
-        settings={"temperature": temperature, **settings},
-        batch_size=1,
-        max_new_tokens=max_new_tokens,
-        eos_id=model.eos_id,
-        seed=seed,
-        categories=[chosen.category],
-        spell=model.spell,
-    )
-    one = one._replace(name=name or one.drafter.name)
-    return record(job, one)
+    how = {"temperature": temperature, **settings}
+    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_id)
+    job = job._replace(seed=seed, categories=[chosen.category], spell=model.spell)
+    return record(job, one._replace(name=name or one.drafter.name))
 
 
 def compile(job: passes.Job, method: passes.Method) -> None:
@@ -176,27 +166,17 @@ def _step(
 ) -> tuple[DecodeState, Round]:
     """``step.speculative_step``, with the probabilities of its tokens."""
     draft, scored, after, info = _played(target, drafter, accept, params, state, eos_id)
-    how = state.sampling.replace(
-        temperature=jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
-    )
+    temperature = jnp.where(state.sampling.greedy, 1.0, state.sampling.temperature)
+    how = state.sampling.replace(temperature=temperature)
     # [B,N+1,V]: row 0 follows the pending token, row n + 1 node n.
     probs = sampling.to_probs(scored.out.logits, how)
-    nodes = drafter.nodes
-    parents = draft.parents
-    if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(nodes) - 1, (state.length.shape[0], nodes))
+    parents = verdict.parents(draft)
     exist = tree.exists(draft.valid, draft.parents)
     path = _path(draft, exist, info)
-    one = Round(
-        info,
-        exist,
-        parents,
-        path,
-        _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens),
-        _scores(probs, parents + 1, draft.tokens),
-        _draft_probs(draft, state),
-    )
-    return after, one
+    emitted = _scores(probs, jnp.pad(path + 1, ((0, 0), (1, 0))), info.tokens)
+    nodes = _scores(probs, parents + 1, draft.tokens)
+    draft_probs = _draft_probs(draft, state)
+    return after, Round(info, exist, parents, path, emitted, nodes, draft_probs)
 
 
 def _played(
@@ -317,9 +297,9 @@ def _to_json(
     emitted = [[int(t) for t in one.info.tokens[0][: int(one.info.emitted[0])]] for one in rounds]
     output = [t for tokens in emitted for t in tokens]
     texts = iter(spell(output, decoder, prompt))
-    # Without it (deterministic drafts) the probabilities of the draws are complete.
+    # Without draft probs (deterministic drafts) the probabilities of the draws are complete.
     draft_prob = None
-    if rounds[0].info.draft.probs is not None:
+    if rounds[0].info.draft.probs is not None and method.drafter.probs is not None:
         draft_prob = _draft_prob(job, method, prompt, output)
     result, text = [], list(prompt)
     for one, tokens in zip(rounds, emitted, strict=True):
@@ -376,11 +356,9 @@ def _entry(text: str, token: int, link: int, scores: Scores, place: int, prob: f
 
 def _draft_prob(
     job: passes.Job, method: passes.Method, prompt: list[int], output: list[int]
-) -> DraftProb | None:
-    """The drafter's probabilities along the text; None if the drafter has no ``probs``."""
-    if method.drafter.probs is None:
-        return None
-    settings = job.settings | ({"temperature": 1.0} if job.settings["temperature"] == 0 else {})
+) -> DraftProb:
+    """The probabilities along the text of a drafter with ``probs``."""
+    settings = job.settings | {"temperature": job.settings["temperature"] or 1.0}
     # One shape for all outputs, so that one program serves every length.
     width = job.width + job.max_new_tokens
     context = lossless.pack([[*prompt, *output]], [len(prompt)], 1, width, settings)

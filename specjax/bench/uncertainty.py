@@ -47,17 +47,13 @@ def standard_errors(
 
     ``counts`` has one entry per prompt, and ``outputs`` the new tokens of each of its texts.
     """
-    again, grams = zip(
-        *(map(sum, zip(*map(metrics.repeats, each), strict=True)) for each in outputs),
-        strict=True,
-    )
-    tested = [int(c.tested.sum()) for c in counts]
-    passed = [int(c.passed.sum()) for c in counts]
+    again, grams = zip(*(np.sum([*map(metrics.repeats, each)], 0) for each in outputs), strict=True)
+    # By depth those passed and tested of every prompt.
     depths = np.array([[c.passed, c.tested] for c in counts], np.int64).transpose(2, 1, 0)
     by_depth = [ratio_error(*each) for each in depths if each[1].any()]
     return {
         "block_efficiency": ratio_error([c.tokens for c in counts], [c.rounds for c in counts]),
-        "acceptance_rate": ratio_error(passed, tested),
+        "acceptance_rate": ratio_error(*depths.sum(0)),
         "acceptance_by_depth": by_depth or None,
         "repeated_4grams": ratio_error(again, grams),
     }
@@ -77,13 +73,11 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
     return float(math.sqrt(len(b) / (len(b) - 1) * (rest**2).sum()) / b.sum())
 
 
-def around(
-    value: float, error: float | None, count: int, level: float = LEVEL
-) -> list[float] | None:
+def around(value: float, error: float | None, count: int) -> list[float] | None:
     """[low, high] from a standard error over ``count`` prompts (Student t); None if it is None."""
     if error is None or count < 2:
         return None
-    most = student_t(level, count - 1) * error
+    most = student_t(LEVEL, count - 1) * error
     return [value - most, value + most]
 
 
@@ -121,29 +115,17 @@ def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
     result = []
     for place in np.flatnonzero(sums[:, 0]).tolist():
         count, tokens = (int(each) for each in sums[place])
-        pairs = [(each[place, 1], each[place, 0]) for each in of_prompt]
-        result.append(
-            {
-                "from": FIRST << (place - 1) if place else 0,
-                "to": FIRST << place,
-                "rounds": count,
-                "tokens": tokens,
-                "block_efficiency": tokens / count,
-                "interval": _interval(tokens / count, pairs),
-            }
-        )
+        begun, emitted = np.array(of_prompt)[:, place].T
+        error = ratio_error(emitted, begun)
+        one: dict[str, Any] = {"from": FIRST << (place - 1) if place else 0, "to": FIRST << place}
+        one |= {"rounds": count, "tokens": tokens, "block_efficiency": tokens / count}
+        one["interval"] = around(tokens / count, error, int(np.count_nonzero(begun)))
+        result.append(one)
     return result
 
 
-def _interval(tau: float, pairs: Sequence[tuple[float, float]]) -> list[float] | None:
-    """[low, high] of tau, from (tokens, rounds) of each prompt."""
-    known = [pair for pair in pairs if pair[1] > 0]
-    error = ratio_error(*zip(*known, strict=True))
-    return around(tau, error, len(known))
-
-
 def speedup_interval(
-    speedup: float, fast: Sequence[Work], plain: Sequence[Work], level: float = LEVEL
+    speedup: float, fast: Sequence[Work], plain: Sequence[Work]
 ) -> list[float] | None:
     """[low, high]: a confidence interval of a speed-up over prompts.
 
@@ -153,7 +135,6 @@ def speedup_interval(
     Args:
         speedup: the centre, on the scale of logarithms.
         fast, plain: of the method and of plain decoding, one entry per prompt (or batch).
-        level: of confidence.
 
     Returns:
         None for fewer than two entries that have tokens.
@@ -166,7 +147,7 @@ def speedup_interval(
     count = len(rows)
     effect = rows / rows.sum(0) @ np.array([1.0, -1.0, -1.0, 1.0])
     error = math.sqrt(count / (count - 1) * (effect**2).sum())
-    factor = math.exp(student_t(level, count - 1) * error)
+    factor = math.exp(student_t(LEVEL, count - 1) * error)
     return [speedup / factor, speedup * factor]
 
 

@@ -48,9 +48,8 @@ def main(argv: Sequence[str]) -> int:
     console = terminal.console()
     if rows:
         console.print(terminal.table(rows))
-        versions = results.get("versions")
-        if isinstance(versions, dict) and versions.get("jax"):
-            console.print(Text(inputs.visible(f"measured with jax {versions['jax']}"), "dim"))
+        if jax := inputs.part(results, "versions").get("jax"):
+            console.print(Text(inputs.visible(f"measured with jax {jax}"), "dim"))
     for notice in [*terminal.notes(rows), *(f"notice: {notice}" for notice in notices)]:
         console.print(Text(notice))
     console.print(Text(inputs.visible(f"wrote {path}"), "dim"))
@@ -59,31 +58,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("python -m specjax.report", description=__doc__, add_help=True)
-    parser.add_argument("results", type=Path, help="the workdir of a bench, or its results.json")
-    parser.add_argument(
-        "--trace", type=Path, help="the traces; default trace.jsonl beside results.json"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="the report; default report.html beside results.json"
-    )
-    parser.add_argument(
-        "--format",
-        default=HTML,
-        choices=(HTML, *tables.FORMATS),
-        help="html writes the report; csv, latex and markdown print the table to stdout",
-    )
-    parser.add_argument(
-        "--categories",
-        action="store_true",
-        help="print the rows of the categories of prompts, not those over all prompts",
-    )
-    parser.add_argument(
-        "--columns",
-        type=lambda text: [name.strip() for name in text.split(",")],
-        help="names of the columns, with commas between them",
-    )
-    parser.add_argument("--caption", help="of the table in LaTeX; it is LaTeX")
-    parser.add_argument("--label", help="of the table in LaTeX")
+    add, names = parser.add_argument, lambda text: [name.strip() for name in text.split(",")]
+    add("results", type=Path, help="the workdir of a bench, or its results.json")
+    add("--trace", type=Path, help="the traces; default trace.jsonl beside results.json")
+    add("--out", type=Path, help="the report; default report.html beside results.json")
+    how = "html writes the report; csv, latex and markdown print the table to stdout"
+    add("--format", default=HTML, choices=(HTML, *tables.FORMATS), help=how)
+    what = "print the rows of the categories of prompts, not those over all prompts"
+    add("--categories", action="store_true", help=what)
+    add("--columns", type=names, help="names of the columns, with commas between them")
+    add("--caption", help="of the table in LaTeX; it is LaTeX")
+    add("--label", help="of the table in LaTeX")
     return parser
 
 

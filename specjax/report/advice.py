@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from specjax.bench.metrics import WORTH
 from specjax.report import columns, inputs
-from specjax.report.inputs import number_of, part
+from specjax.report.inputs import number, number_of, part
 
 
 def lines(rows: Sequence[dict]) -> list[str]:
@@ -78,12 +78,9 @@ def _by_category(rows: Sequence[dict]) -> str:
 
 def _limit(row: dict) -> list[str]:
     """What a round gives and costs, and what is in the way; [] if the costs are not known."""
-    costs, tau = part(row, "costs_ms"), number_of(row.get("block_efficiency"))
-    step, verify, draft = (number_of(costs.get(key)) for key in ("step", "verify", "draft"))
-    longest = number_of(row.get("gamma"))
-    if step is None or verify is None or draft is None or tau is None:
-        return []
-    if not (step > 0 and verify > 0 and draft >= 0 and tau > 0):
+    costs, tau = part(row, "costs_ms"), number(row, "block_efficiency")
+    step, verify, draft = (number(costs, key) for key in ("step", "verify", "draft"))
+    if None in (step, verify, draft, tau) or min(step, verify, tau) <= 0 or draft < 0:
         return []
     total = (verify + draft) / step
     parts = f"the verification {verify / step:.2f}, the draft {draft / step:.2f}"
@@ -93,7 +90,7 @@ def _limit(row: dict) -> list[str]:
         "the time of the verification": total / (1 + draft / step),
         "the time of the draft": total / (verify / step),
     }
-    if longest is not None:
+    if (longest := number(row, "gamma")) is not None:
         gains["the acceptance"] = (longest + 1) / tau
     worst = max(gains, key=lambda name: gains[name])
     return [f"{text}; {worst} limits it most"]

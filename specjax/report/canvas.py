@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from specjax.errors import UserError
+from specjax.errors import on_disk
 from specjax.files import write_all
 
 if TYPE_CHECKING:
@@ -42,16 +42,17 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 
 
+# What the points of all series have in common.
+POINTS = {"linewidth": 1.2, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+
+
 def style(index: int) -> dict[str, Any]:
     """Options of a line with points, of series number ``index``; the first 70 differ."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[index // len(COLOURS) % len(LINES)],
-        "linewidth": 1.2,
-        "markersize": 5.5,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
+        **POINTS,
     }
 
 
@@ -99,6 +100,8 @@ def canvas(title: str, panels: Sequence[str], height: float) -> tuple[Figure, li
         if columns > 1:
             ax.set_title(plain(heading, 45), fontsize=9, loc="left", color=GREY)
         ax.tick_params(labelsize=8, length=3)
+        ax.xaxis.label.set_fontsize(9)
+        ax.yaxis.label.set_fontsize(9)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="both", color="#e6e6e6", linewidth=0.6)
         ax.set_axisbelow(True)
@@ -264,10 +267,6 @@ def save(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]
     for name, figure in figures.items():
         png = functools.partial(_draw, figure, dpi=200, metadata={"Software": None})
         contents |= {f"{name}.png": png, f"{name}.svg": functools.partial(_write_svg, figure)}
-    try:
+    with on_disk(f"cannot write plots into {folder}", "choose another folder"):
         write_all(folder, contents)
-    except OSError as error:
-        raise UserError(
-            f"cannot write plots into {folder}: {error.strerror}; choose another folder"
-        ) from None
     return [folder / name for name in contents]

@@ -70,6 +70,11 @@ def _efficiency(row: dict) -> str:
     return NOT_MEASURABLE if too_efficient(row) else value
 
 
+def _beyond(row: dict) -> str:
+    """The efficiency that is not a measurement."""
+    return spell(row.get("system_efficiency"), "{:.2f}") if too_efficient(row) else ""
+
+
 def _lossless(row: dict) -> str:
     check = part(row, "lossless")
     return {True: "yes", False: "NO", None: "?"}[inputs.passed(check)] if check else ""
@@ -101,8 +106,7 @@ def near_ties(row: dict) -> str:
     yes, tokens = "yes" if within == 1 else "NO", spell(found.get("tokens"), "{:,.0f}")
     text = f"lossless up to ties of {ulps:g} ulp of {found.get('dtype')}: {yes} ("
     text += f"{within:.2%} of {tokens} tokens; the largest gap is {largest:.3g} ulp"
-    first = part(found, "first_difference")
-    if first:
+    if first := part(found, "first_difference"):
         text += f"; first difference at token {spell(first.get('token'), '{:g}')} of prompt "
         text += spell(first.get("prompt"), "{:g}")
     return f"{text})"
@@ -128,12 +132,51 @@ def _prompts(row: dict) -> str:
     return spell(row.get("prompts"), "{:g}")
 
 
+# Key of a column -> its meaning.
+MEANINGS = {
+    "method": "the label of the drafter and its settings; warm: it has learnt from other prompts "
+    "before",
+    "accept": "the acceptance rule: it decides which draft tokens become part of the output",
+    "class": "L1: the output law is the target's; L2: identical under greedy decoding; L3: lossy "
+    "by design; proven: by the tests of specjax, or by a report of its checks; declared: by the "
+    "method's author",
+    "temperature": "the sampling temperature; 0 is greedy decoding",
+    "batch_size": "rows decoded together",
+    "prompt_set": "the set of prompts, and how many it has",
+    "block_efficiency": "block efficiency: tokens per round of a row, including the target's own "
+    "token, after cutting at end-of-sequence and limits; between 1 and gamma + 1; with the "
+    "standard error over prompts",
+    "repeated_4grams": "repeated 4-grams: the share of all sequences of four tokens in an output "
+    "that occurred in it before; text that loops is easy to predict, so a large share explains a "
+    "large tau",
+    "acceptance_rate": "acceptance rate: accepted / tested draft tokens; a token is tested if all "
+    "tokens before it were accepted (on a tree: some sibling at a tested depth); with the standard "
+    "error over prompts",
+    "tokens_per_second": "tokens of all rows per second of decoding, without prefill",
+    "autoregressive_tokens_per_second": "tokens/s of our own autoregressive loop: same model, "
+    "precision and batch",
+    "speedup": "tokens/s divided by those of plain decoding, median of interleaved passes; with "
+    "its 95% interval on other prompts of this kind: Student t of the log ratio over prompts, or "
+    "over batches (too few: fewer than three); it does not cover what the machine does",
+    "predicted_speedup": "tokens per iteration of the loop, divided by those of plain decoding, "
+    "times (time of a one-token pass) / (time to draft + time to verify), each measured alone",
+    "system_efficiency": "system efficiency: speed-up / predicted speed-up; n/m, not measurable: "
+    "it is far above 1, so the parts of a round took longer alone than in the loop",
+    "total_variation": "of a lossy rule: total variation (half the sum of absolute differences) "
+    "between the law of the emitted token and the target's probabilities, mean over the places "
+    "where the rule tested a draft token; with the KL divergence of that law from the target's in "
+    "nats; at temperature 0 the share of texts that are not those of plain decoding",
+    "lossless": "greedy: the same tokens as plain decoding, for each prompt; sampled: two "
+    "statistical tests of the outputs against the target's law, which detect large errors only; ?: "
+    "too few tokens for a result",
+}
+
+
 class Column(NamedTuple):
     """A column of the table."""
 
     key: str  # of a row of results.json
     head: str
-    meaning: str
     number_format: str = ""  # "" in columns of text
     # The text of a value that its format alone does not give.
     value: Callable[[dict], str] | None = None
@@ -142,164 +185,60 @@ class Column(NamedTuple):
     short: str = ""  # the name where there is little room
     latex: str = ""  # the name in LaTeX
 
+    @property
+    def meaning(self) -> str:
+        """What the column shows."""
+        return MEANINGS[self.key]
+
     def text(self, row: dict) -> str:
         """The value of a row as text; "" if it is not known."""
         return self.value(row) if self.value else spell(row.get(self.key), self.number_format)
 
 
 COLUMNS = (
+    Column("method", "method", detail=_marks),
+    Column("accept", "rule"),
+    Column("class", "class", detail=_class_status),
+    Column("temperature", "T", "{:g}"),
+    Column("batch_size", "batch", "{:g}"),
+    Column("prompt_set", "prompts", detail=_prompts),
+    Column("block_efficiency", "tau", "{:.2f}", detail=_error("block_efficiency"), latex=r"$\tau$"),
+    Column("repeated_4grams", "loops", "{:.0%}"),
     Column(
-        "method",
-        "method",
-        "the label of the drafter and its settings; warm: it has learnt from other prompts before",
-        detail=_marks,
+        "acceptance_rate", "alpha", "{:.2f}", detail=_error("acceptance_rate"), latex=r"$\alpha$"
     ),
-    Column(
-        "accept",
-        "rule",
-        "the acceptance rule: it decides which draft tokens become part of the output",
-    ),
-    Column(
-        "class",
-        "class",
-        "L1: the output law is the target's; L2: identical under greedy decoding; "
-        "L3: lossy by design; proven: by the tests of specjax, or by a report of its checks; "
-        "declared: by the method's author",
-        detail=_class_status,
-    ),
-    Column("temperature", "T", "the sampling temperature; 0 is greedy decoding", "{:g}"),
-    Column("batch_size", "batch", "rows decoded together", "{:g}"),
-    Column("prompt_set", "prompts", "the set of prompts, and how many it has", detail=_prompts),
-    Column(
-        "block_efficiency",
-        "tau",
-        "block efficiency: tokens per round of a row, including the target's own token, after "
-        "cutting at end-of-sequence and limits; between 1 and gamma + 1; with the standard error "
-        "over prompts",
-        "{:.2f}",
-        detail=_error("block_efficiency"),
-        latex=r"$\tau$",
-    ),
-    Column(
-        "repeated_4grams",
-        "loops",
-        "repeated 4-grams: the share of all sequences of four tokens in an output that occurred in "
-        "it before; text that loops is easy to predict, so a large share explains a large tau",
-        "{:.0%}",
-    ),
-    Column(
-        "acceptance_rate",
-        "alpha",
-        "acceptance rate: accepted / tested draft tokens; a token is tested if all tokens before "
-        "it were accepted (on a tree: some sibling at a tested depth); with the standard error "
-        "over prompts",
-        "{:.2f}",
-        detail=_error("acceptance_rate"),
-        latex=r"$\alpha$",
-    ),
-    Column(
-        "tokens_per_second",
-        "tokens/s",
-        "tokens of all rows per second of decoding, without prefill",
-        "{:,.0f}",
-    ),
-    Column(
-        "autoregressive_tokens_per_second",
-        "plain",
-        "tokens/s of our own autoregressive loop: same model, precision and batch",
-        "{:,.0f}",
-    ),
-    Column(
-        "speedup",
-        "speed-up",
-        "tokens/s divided by those of plain decoding, median of interleaved passes; with its 95% "
-        "interval on other prompts of this kind: Student t of the log ratio over prompts, or over "
-        "batches (too few: fewer than three); it does not cover what the machine does",
-        "{:.2f}x",
-        detail=interval,
-    ),
-    Column(
-        "predicted_speedup",
-        "predicted",
-        "tokens per iteration of the loop, divided by those of plain decoding, times (time of a "
-        "one-token pass) / (time to draft + time to verify), each measured alone",
-        "{:.2f}x",
-        short="pred",
-    ),
-    Column(
-        "system_efficiency",
-        "eff",
-        "system efficiency: speed-up / predicted speed-up; n/m, not measurable: it is far above 1, "
-        "so the parts of a round took longer alone than in the loop",
-        "{:.2f}",
-        value=_efficiency,
-        detail=lambda row: (
-            spell(row.get("system_efficiency"), "{:.2f}") if too_efficient(row) else ""
-        ),
-    ),
-    Column(
-        "total_variation",
-        "TV",
-        "of a lossy rule: total variation (half the sum of absolute differences) between the law "
-        "of the emitted token and the target's probabilities, mean over the places where the rule "
-        "tested a draft token; with the KL divergence of that law from the target's in nats; at "
-        "temperature 0 the share of texts that are not those of plain decoding",
-        "{:.3f}",
-        detail=_distance,
-    ),
-    Column(
-        "lossless",
-        "lossless",
-        "greedy: the same tokens as plain decoding, for each prompt; sampled: two statistical "
-        "tests of the outputs against the target's law, which detect large errors only; "
-        "?: too few tokens for a result",
-        value=_lossless,
-        detail=_check_detail,
-    ),
+    Column("tokens_per_second", "tokens/s", "{:,.0f}"),
+    Column("autoregressive_tokens_per_second", "plain", "{:,.0f}"),
+    Column("speedup", "speed-up", "{:.2f}x", detail=interval),
+    Column("predicted_speedup", "predicted", "{:.2f}x", short="pred"),
+    Column("system_efficiency", "eff", "{:.2f}", value=_efficiency, detail=_beyond),
+    Column("total_variation", "TV", "{:.3f}", detail=_distance),
+    Column("lossless", "lossless", value=_lossless, detail=_check_detail),
 )
 BY_KEY = {column.key: column for column in COLUMNS}
-CATEGORY = Column("category", "category", "the kind of the prompts")
+CATEGORY = Column("category", "category")
 
-# (term, meaning) of what only the details of a row and the traces show.
-DETAILS = (
-    (
-        "gamma",
-        "the longest path of draft tokens that a round can accept; on a chain, draft tokens per "
-        "round",
-    ),
-    ("nodes", "draft tokens per round; on a tree more than gamma"),
-    ("acceptance by depth", "alpha of each depth, given that all depths before were accepted"),
-    (
-        "overlap",
-        "Σ min(target's probability, draft's probability) over the vocabulary, mean over all "
-        "positions of the target's text",
-    ),
-    (
-        "near ties",
-        "each greedy token scored by a plain pass over its whole text: the largest logit minus the "
-        "token's, in ulps at the largest logit of the dtype in which the model computes; yes: "
-        "every token is within the stated number; of texts that differ from plain decoding, and of "
-        "all in a dtype narrower than float32. Of sampled texts in such a dtype: the total "
-        "variation between the target's probabilities by passes over the verified tokens and over "
-        "one",
-    ),
-    (
-        "tau along the text",
-        "tokens per round of the rounds that begin at positions 0, 32, 64, 128, ... of the output, "
-        "and of the context (prompt and output), with 95 % intervals over prompts",
-    ),
-    ("speed-up of the passes", "of the slowest and of the fastest of the interleaved passes"),
-    (
-        "step, draft, verify",
-        "time of a one-token pass of the target, of one whole draft, of the pass that verifies it; "
-        "median of the passes",
-    ),
-    (
-        "probabilities of a trace",
-        "of each token under the sampling settings, by the target and by the draft; at temperature "
-        "0, where all would be 0 or 1, under temperature 1",
-    ),
-)
+# Term -> meaning, of what only the details of a row and the traces show.
+DETAILS = {
+    "gamma": "the longest path of draft tokens that a round can accept; on a chain, draft tokens "
+    "per round",
+    "nodes": "draft tokens per round; on a tree more than gamma",
+    "acceptance by depth": "alpha of each depth, given that all depths before were accepted",
+    "overlap": "Σ min(target's probability, draft's probability) over the vocabulary, mean over "
+    "all positions of the target's text",
+    "near ties": "each greedy token scored by a plain pass over its whole text: the largest logit "
+    "minus the token's, in ulps at the largest logit of the dtype in which the model computes; "
+    "yes: every token is within the stated number; of texts that differ from plain decoding, and "
+    "of all in a dtype narrower than float32. Of sampled texts in such a dtype: the total "
+    "variation between the target's probabilities by passes over the verified tokens and over one",
+    "tau along the text": "tokens per round of the rounds that begin at positions 0, 32, 64, 128, "
+    "... of the output, and of the context (prompt and output), with 95 % intervals over prompts",
+    "speed-up of the passes": "of the slowest and of the fastest of the interleaved passes",
+    "step, draft, verify": "time of a one-token pass of the target, of one whole draft, of the "
+    "pass that verifies it; median of the passes",
+    "probabilities of a trace": "of each token under the sampling settings, by the target and by "
+    "the draft; at temperature 0, where all would be 0 or 1, under temperature 1",
+}
 
 # (key, head, number format) of the values in the details of a row.
 FACTS = (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.files import replacing
 from specjax.report import advice, columns, inputs
 from specjax.report.columns import BY_KEY, COLUMNS, FACTS, Column, spell
@@ -68,21 +68,16 @@ def lines(rows: Sequence[dict]) -> list[Line]:
     parts: dict[int, list[dict]] = {}
     for row, owner in zip(rows, inputs.owners(rows), strict=True):
         parts.setdefault(id(row if owner is None else owner), []).append(row)
-    return [
-        _line(row, [part for part in parts[id(row)] if part is not row])
-        for row in rows
-        if id(row) in parts
-    ]
+    wholes = [row for row in rows if id(row) in parts]
+    return [_line(row, [one for one in parts[id(row)] if one is not row]) for row in wholes]
 
 
 def verdict(shown: Sequence[Line]) -> str:
     """One sentence that counts the results of the lossless checks."""
     styles = [line.cells[-1].style for line in shown]
     lossy = [any(cell.style == "lossy" for cell in line.cells) for line in shown]
-    others = sum(
-        style not in ("passed", "failed") and not by_design
-        for style, by_design in zip(styles, lossy, strict=True)
-    )
+    unsure = [style not in ("passed", "failed") for style in styles]
+    others = sum(a and not b for a, b in zip(unsure, lossy, strict=True))
     parts = [
         f"{styles.count('passed')} of {len(shown)} rows passed their lossless check",
         f"{styles.count('failed')} failed",
@@ -114,11 +109,8 @@ def _line(row: dict, categories: Sequence[dict]) -> Line:
 
 def _row_facts(row: dict, overlap: dict) -> list[tuple[str, str]]:
     """(name, value) of the details that are one number or one text."""
-    facts = [
-        (head, spell(row.get(key), number_format) or DASH)
-        for key, head, number_format in FACTS
-        if row.get(key) is not None
-    ]
+    known = [fact for fact in FACTS if row.get(fact[0]) is not None]
+    facts = [(head, spell(row[key], number_format) or DASH) for key, head, number_format in known]
     sizes = part(row, "parameters")
     facts += [(f"{key} parameters", spell(sizes[key], "{:,.0f}") or DASH) for key in sizes]
     facts += _costs(row)
@@ -226,15 +218,16 @@ def render(
 
 
 def build(
-    workdir: Path, out: Path | None = None, *, trace: Path | None = None, title: str | None = None
+    workdir: Path, out: Path | None = None, *, trace: Path | None = None
 ) -> tuple[Path, list[str]]:
     """Builds the report of a bench; returns (its path, all its notices).
+
+    The heading is the name of the directory.
 
     Args:
         workdir: the directory with results.json, or that file.
         out: the report's path; default report.html beside results.json.
         trace: the file of traces; default trace.jsonl beside results.json, if there is one.
-        title: the heading; default the name of the directory.
 
     Raises:
         UserError: results.json, or the file named by ``trace``, cannot be used (see ``inputs``);
@@ -259,15 +252,9 @@ def build(
     if out.is_dir():
         raise UserError(f"cannot write the report {out}: it is a directory; name a file")
     svgs, more = _plots(rows)
-    title = title or path.resolve().parent.name
-    page, notices = _render(results, traces, title, svgs, [*notices, *more])
-    try:
-        with replacing(out) as fresh:
-            fresh.write_bytes(page.encode(errors="replace"))
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report {out}: {error.strerror}; name another file"
-        ) from None
+    page, notices = _render(results, traces, path.resolve().parent.name, svgs, [*notices, *more])
+    with on_disk(f"cannot write the report {out}", "name another file"), replacing(out) as fresh:
+        fresh.write_bytes(page.encode(errors="replace"))
     return out, notices
 
 
@@ -314,6 +301,7 @@ def _render(
     shown_rows = [
         line._replace(cells=list(itertools.compress(line.cells, kept))) for line in lines(rows)
     ]
+    heads = ("category", "prompts", *CATEGORY)
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -327,19 +315,14 @@ def _render(
         command=results.get("command"),
         notices=notices,
         columns=list(itertools.compress(COLUMNS, kept)),
-        details=columns.DETAILS,
-        category_heads=[
-            "category",
-            "prompts",
-            *(BY_KEY[key].head if key in BY_KEY else key for key in CATEGORY),
-        ],
+        details=columns.DETAILS.items(),
+        category_heads=[BY_KEY[key].head if key in BY_KEY else key for key in heads],
         rows=shown_rows,
         parts=TIME_PARTS,
         verdict=verdict(shown_rows),
         advice=advice.lines(rows),
         plots=[
-            (name.replace("_", " "), Markup(text[text.find("<svg") :]))
-            for name, text in plots.items()
+            (name.replace("_", " "), Markup(svg[svg.find("<svg") :])) for name, svg in plots.items()
         ],
         traces=[(_label(n, trace), Markup(pack(trace))) for n, trace in enumerate(shown, 1)],
         style=Markup("\n".join(_asset(name) for name in STYLES)),
@@ -394,16 +377,9 @@ def _facts(results: dict) -> list[tuple[str, str]]:
 
 def _label(number: int, trace: dict) -> str:
     """The text that names a trace in the list of traces."""
-    lossless_class = trace.get("class")
-    parts = [
-        cut(trace["method"], MOST),
-        trace.get("accept"),
-        "L3, lossy" if lossless_class == "L3" else lossless_class,
-    ]
-    if (temperature := number_of(trace.get("temperature"))) is not None:
-        parts.append(f"T {temperature:g}")
-    parts.append(trace.get("category"))
-    prompt = " ".join(trace["prompt"].split())
+    kind, prompt = trace.get("class"), " ".join(trace["prompt"].split())
+    parts = [cut(trace["method"], MOST), trace.get("accept"), "L3, lossy" if kind == "L3" else kind]
+    parts += [spell(trace.get("temperature"), "T {:g}"), trace.get("category")]
     parts.append(f"“{prompt[:40]}{'…' if len(prompt) > 40 else ''}”")
     return f"{number}. " + " · ".join(str(part) for part in parts if part)
 

@@ -17,8 +17,8 @@ from specjax.data import jsonl
 from specjax.errors import UserError
 
 SCHEMA = 1  # of both files
-# The number of values of an emitted token and of a drafted one.
-OUT, DRAFT = 6, 7
+# The number of values of a token in the lists of a round: of an emitted one, and of a drafted one.
+LENGTHS = {"out": 6, "draft": 7}
 ROUNDING = 1e-3  # a probability may exceed its range by this much
 GIVE_RESULTS = "give the results.json that a bench wrote"
 # Rows that agree in these keys are one measurement, as a whole and by category.
@@ -105,15 +105,13 @@ def read_traces(path: Path) -> tuple[list[dict], list[str]]:
         UserError: the file cannot be read, or is not UTF-8.
     """
     traces, notices = [], []
-    lines = jsonl.lines(jsonl.read(path, f"trace {path}"))
-    for number, line in lines:
-        trace = jsonl.parse(line)
-        problem = "it is not a JSON object" if trace is None else trace_problem(trace)
-        if trace is None or problem:
-            notices.append(f"{path.name} line {number} is left out: {problem}")
+    for line in jsonl.objects(jsonl.read(path, f"trace {path}"), path.name):
+        problem = "it is not a JSON object" if line.value is None else trace_problem(line.value)
+        if line.value is None or problem:
+            notices.append(f"{line.where} is left out: {problem}")
         else:
-            traces.append(trace)
-    if not lines:
+            traces.append(line.value)
+    if not traces and not notices:
         notices.append(f"{path.name} is empty: there is no trace to show")
     return traces, notices
 
@@ -133,46 +131,41 @@ def trace_problem(trace: dict) -> str | None:
 
 def _round_problem(number: int, one: Any) -> str | None:
     """Why a round cannot be shown; None if it can."""
-    if not isinstance(one, dict) or not all(
-        isinstance(one.get(key), list) for key in ("out", "draft")
-    ):
+    if not isinstance(one, dict) or not all(isinstance(one.get(key), list) for key in LENGTHS):
         return f'round {number} has no lists "out" and "draft"'
-    for index, token in enumerate(one["out"]):
-        if not _is_token(token, OUT) or token[2] not in (0, 1, 2, 3):
-            return _not_a_token(number, "out", index, token)
-    for index, node in enumerate(one["draft"]):
-        if not _is_token(node, DRAFT) or not -1 <= node[2] < index or node[6] not in (0, 1):
-            return _not_a_token(number, "draft", index, node)
+    for key, length in LENGTHS.items():
+        for index, token in enumerate(one[key]):
+            links = range(4) if key == "out" else range(-1, index)
+            if not _is_token(token, length, links):
+                return (
+                    f"round {number}: {key} {index} is {json.dumps(token)[:60]}; "
+                    "the format of a trace is in specjax/bench/token_traces.py"
+                )
     return None
 
 
-def _not_a_token(number: int, key: str, index: int, value: Any) -> str:
-    return (
-        f"round {number}: {key} {index} is {json.dumps(value)[:60]}; "
-        "the format of a trace is in specjax/bench/token_traces.py"
-    )
+def _is_token(token: Any, length: int, links: range) -> bool:
+    """Whether it is [text, id, origin or parent, target's probability, draft's, rank(, kept)].
 
-
-def _is_token(token: Any, length: int) -> bool:
-    """Whether it is [text, id, origin or parent, target's probability, draft's, rank(, kept)]."""
+    ``links`` are the origins or parents that it may have.
+    """
     if not isinstance(token, list) or len(token) != length or not isinstance(token[0], str):
         return False
-    if type(token[1]) is not int or type(token[2]) is not int:
-        return False
-    for value in token[3:5]:
-        if value is not None and (
-            number_of(value) is None or not -ROUNDING <= value <= 1 + ROUNDING
-        ):
-            return False
-    return token[5] is None or (type(token[5]) is int and token[5] >= 0)
+    whole = token[1], token[2], 0 if token[5] is None else token[5]
+    probs = [number_of(value) for value in token[3:5] if value is not None]
+    return (
+        all(type(value) is int for value in whole)
+        and token[2] in links
+        and all(prob is not None and -ROUNDING <= prob <= 1 + ROUNDING for prob in probs)
+        and whole[2] >= 0
+        and token[6:] in ([], [0], [1])
+    )
 
 
 def has_probabilities(trace: dict) -> bool:
     """Whether any token of a trace has a probability of the target."""
     rounds = trace["rounds"]
-    return any(
-        token[3] is not None for one in rounds for key in ("out", "draft") for token in one[key]
-    )
+    return any(token[3] is not None for one in rounds for key in LENGTHS for token in one[key])
 
 
 def rejected_nodes(one: dict) -> list[list]:

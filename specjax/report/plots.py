@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax import theory
@@ -51,19 +51,15 @@ WINDOWS = {"alpha": "acceptance rate (alpha)", "tau": "tokens per round (tau)"}
 
 def draw(rows: Sequence[dict]) -> dict[str, Figure]:
     """File name without suffix -> figure, of every plot that the rows have data for."""
-    makers: dict[str, Callable[[Sequence[dict]], Figure | None]] = {
-        f"speedup_by_{axis}": lambda rows, axis=axis: speedup_against(rows, axis) for axis in AXES
+    figures = {f"speedup_by_{axis}": speedup_against(rows, axis) for axis in AXES} | {
+        "predicted_and_measured": predicted(rows),
+        "acceptance_by_depth": acceptance_by_depth(rows),
+        "overlap_by_class": overlap_by_class(rows),
+        "time_split": time_split(rows),
+        "efficiency_by_category": by_category(rows),
+        "acceptance_over_time": acceptance_over_time(rows),
+        "tau_along_text": tau_along_text(rows),
     }
-    makers |= {
-        "predicted_and_measured": predicted,
-        "acceptance_by_depth": acceptance_by_depth,
-        "overlap_by_class": overlap_by_class,
-        "time_split": time_split,
-        "efficiency_by_category": by_category,
-        "acceptance_over_time": acceptance_over_time,
-        "tau_along_text": tau_along_text,
-    }
-    figures = {name: make(rows) for name, make in makers.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -91,10 +87,9 @@ def speedup_against(rows: Sequence[dict], axis: str) -> Figure | None:
             _points(ax, [chosen.value(row) for row in group], group, style)
         values = [chosen.value(row) for _, group in panel for row in group]
         canvas.ticks(ax, values, chosen.spell, chosen.steps)
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel(chosen.label, fontsize=9)
+        ax.set(ylim=(0, None), xlabel=chosen.label)
     for ax in axes[:: min(2, len(axes))]:
-        ax.set_ylabel("speed-up" if len(axes) > 1 else SPEEDUP, fontsize=9)
+        ax.set_ylabel("speed-up" if len(axes) > 1 else SPEEDUP)
     parts = [BARS, chosen.caption, left_out.strip(), CURVE if curves else ""]
     return canvas.finish(figure, labels, " ".join(filter(None, parts)))
 
@@ -195,9 +190,8 @@ def predicted(rows: Sequence[dict]) -> Figure | None:
         for index, group in enumerate(groups.values())
     ]
     ax.set(xlim=(0, most), ylim=(0, most))
-    axis = "predicted speed-up (tokens per round over the measured cost of a round)"
-    ax.set_xlabel(axis, fontsize=9)
-    ax.set_ylabel("measured speed-up", fontsize=9)
+    ax.set_xlabel("predicted speed-up (tokens per round over the measured cost of a round)")
+    ax.set_ylabel("measured speed-up")
     return canvas.finish(figure, list(groups), caption, handles)
 
 
@@ -220,7 +214,7 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
         return None
     # Acceptance does not depend on the batch, and a longer chain has all depths of a shorter one.
     panels, left_out = _by_temperature(_by_settings(known), longest_chain=True)
-    labels = _labels(panels)
+    labels = _names(panels.values())
     title = "Acceptance by depth" + ("" if len(panels) > 1 else f" at {next(iter(panels))}")
     figure, axes = canvas.canvas(title, list(panels), 3.5 if len(panels) == 1 else 2.9)
     for ax, panel in zip(axes, panels.values(), strict=True):
@@ -229,9 +223,8 @@ def acceptance_by_depth(rows: Sequence[dict]) -> Figure | None:
             ax.plot(range(1, len(depths) + 1), depths, **canvas.style(labels.index(label)))
         deepest = max((len(_depths(row)) for row in panel.values()), default=1)
         canvas.ticks(ax, range(1, deepest + 1), str, True)
-        ax.set_ylim(0, 1.03)
-        ax.set_xlabel("depth (tokens after the pending one)", fontsize=9)
-    axes[0].set_ylabel("accepted share", fontsize=9)
+        ax.set(ylim=(0, 1.03), xlabel="depth (tokens after the pending one)")
+    axes[0].set_ylabel("accepted share")
     caption = (
         "The share of the tokens tested at a depth that was accepted there; a depth is tested if "
         f"all depths before it were accepted.{left_out}{_note_on_repeats(known)}"
@@ -262,9 +255,9 @@ def _list(row: dict, name: str) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else []
 
 
-def _labels(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The labels of all panels, in the order of their first appearance."""
-    return list(dict.fromkeys(label for panel in panels.values() for label in panel))
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names in all groups, in the order of their first appearance."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(groups)))
 
 
 def _by_temperature(
@@ -280,23 +273,21 @@ def _by_temperature(
         return -len(_depths(row)) * longest_chain, number(row, "batch_size") or 0
 
     chosen: dict[tuple, dict] = {}
-    order: dict[tuple, None] = {}  # in the order of their first entries
     for key, row in entries.items():
-        settings = dict(key)
-        temperature = settings.pop("temperature")
-        lengths = ("gamma", "nodes") if longest_chain and settings["shape"] == "chain" else ()
-        names = ("batch_size", *lengths)
-        kept = tuple((name, value) for name, value in settings.items() if name not in names)
-        order[kept] = None
-        place = (temperature if inputs.is_number(temperature) else 0), kept
+        settings, names = dict(key), {"temperature", "batch_size"}
+        if longest_chain and settings["shape"] == "chain":
+            names |= {"gamma", "nodes"}
+        kept = tuple(pair for pair in key if pair[0] not in names)
+        place = number(settings, "temperature") or 0, kept
         if place not in chosen or rank(row) < rank(chosen[place]):
             chosen[place] = row
+    order = list(dict.fromkeys(kept for _, kept in chosen))
     note = ""
     if len(chosen) < len(entries):
         note = SHORTER if longest_chain else " Of several batch sizes the smallest is shown."
     if len(order) > series.MOST:
         note += f" The first {series.MOST} of {len(order)} are shown."
-    first = list(order)[: series.MOST]
+    first = order[: series.MOST]
     labels = dict(zip(first, series.labels_of([dict(kept) for kept in first]), strict=True))
     temperatures = sorted({temperature for temperature, kept in chosen if kept in labels})
     most = series.MOST_PANELS
@@ -320,8 +311,8 @@ def overlap_by_class(rows: Sequence[dict]) -> Figure | None:
 
     def values(row: dict) -> dict[str, float]:
         classes = part(part(row, "overlap"), "by_class")
-        alphas = {name: number(part(classes, name), "alpha") for name in classes}
-        return {name: alpha for name, alpha in alphas.items() if alpha is not None}
+        alphas = ((name, number(part(classes, name), "alpha")) for name in classes)
+        return {name: alpha for name, alpha in alphas if alpha is not None}
 
     known = [row for row in inputs.finished(rows) if values(row)]
     caption = (
@@ -374,38 +365,32 @@ def _grouped(
         largest = sorted(panels, key=lambda heading: -len(panels[heading]))[:MOST_TEMPERATURES]
         panels = {heading: panel for heading, panel in panels.items() if heading in largest}
         caption += " Of several temperatures the two with most methods are shown."
-    names = list(
-        dict.fromkeys(name for panel in panels.values() for bars in panel.values() for name in bars)
-    )
+    names = _names(bars for panel in panels.values() for bars in panel.values())
     if len(names) > MOST_NAMES:
         caption += f" The first {MOST_NAMES} of {len(names)} groups of bars are shown."
         names = names[:MOST_NAMES]
-    labels = _labels(panels)
+    labels = _names(panels.values())
     if len(panels) == 1:
         title += f", {next(iter(panels))}"
-    handles: dict[str, Any] = {}
     thick = max(0.085, min(0.2, 0.62 / len(labels)))  # inches of one bar
     group = thick * len(labels) + 0.12  # inches of one group
     figure, axes = canvas.canvas(title, list(panels), len(names) * group + 0.7)
+    handles: list[Any] = []
     for index, (ax, panel) in enumerate(zip(axes, panels.values(), strict=True)):
         for at, label in enumerate(labels):
             offset = (at - (len(labels) - 1) / 2) * thick / group
             lengths = [panel.get(label, {}).get(name, 0.0) for name in names]
             places = [place + offset for place in range(len(names))]
-            drawn = ax.barh(places, lengths, thick / group * 0.92, **canvas.bar_style(at))
-            handles.setdefault(label, drawn)
+            handles.append(ax.barh(places, lengths, thick / group * 0.92, **canvas.bar_style(at)))
         canvas.name_bars(ax, names if index % 2 == 0 else [""] * len(names), 22)
-        ax.set_xlabel(axis, fontsize=9)
-    return canvas.finish(figure, labels, caption, list(handles.values()))
+        ax.set_xlabel(axis)
+    return canvas.finish(figure, labels, caption, handles[: len(labels)])
 
 
 def time_split(rows: Sequence[dict]) -> Figure | None:
     """The shares of the decoding time that the parts of a round take: a stacked bar per row."""
-    known = [
-        row
-        for row in inputs.finished(rows)
-        if any(number(part(row, "time_split"), name) for name in TIME_PARTS)
-    ]
+    split = lambda row: [number(part(row, "time_split"), name) or 0.0 for name in TIME_PARTS]  # noqa: E731
+    known = [row for row in inputs.finished(rows) if any(split(row))]
     if not known:
         return None
     groups, left_out = series.thin([[row] for row in known], MOST_BARS, batches=True)
@@ -413,14 +398,12 @@ def time_split(rows: Sequence[dict]) -> Figure | None:
     title, height = "Where the decoding time goes", 0.25 * len(known) + 0.7
     figure, (ax,) = canvas.canvas(title, [""], height)
     handles, left = [], [0.0] * len(known)
-    for index, name in enumerate(TIME_PARTS):
-        shares = [100 * (number(row["time_split"], name) or 0.0) for row in known]
-        places = range(len(known))
-        handles.append(ax.barh(places, shares, 0.72, left=left, **canvas.bar_style(index)))
-        left = [a + b for a, b in zip(left, shares, strict=True)]
+    for index, shares in enumerate(zip(*map(split, known), strict=True)):
+        widths, look = [100 * share for share in shares], canvas.bar_style(index)
+        handles.append(ax.barh(range(len(known)), widths, 0.72, left=left, **look))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
     canvas.name_bars(ax, series.distinct(known), 38)
-    ax.set_xlim(0, 100)
-    ax.set_xlabel("share of the decoding time (%)", fontsize=9)
+    ax.set(xlim=(0, 100), xlabel="share of the decoding time (%)")
     caption = f"Shares of the time of the decode loop, without prefill and compilation.{left_out}"
     return canvas.finish(figure, list(TIME_PARTS), caption, handles)
 
@@ -452,18 +435,15 @@ def acceptance_over_time(rows: Sequence[dict]) -> Figure | None:
             ax.plot(middles, [one[name] for one in there], **canvas.style(index))
         for first, _ in changes[1:]:
             ax.axvline(first - 0.5, color=canvas.GREY, linewidth=0.8, linestyle="dotted")
-        ax.set_xlabel("request", fontsize=9)
+        ax.set_xlabel("request")
     axes[0].set_ylim(0, 1.03)
     return canvas.finish(figure, labels, caption)
 
 
 def _objects(row: dict, name: str, keys: Sequence[str]) -> list[dict[str, Any]]:
     """The objects in the list under ``name`` that have numbers under all of the keys."""
-    return [
-        one
-        for one in _list(row, name)
-        if isinstance(one, dict) and all(number(one, key) is not None for key in keys)
-    ]
+    objects = [one for one in _list(row, name) if isinstance(one, dict)]
+    return [one for one in objects if all(number(one, key) is not None for key in keys)]
 
 
 def _changes(windows: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
@@ -485,30 +465,27 @@ def tau_along_text(rows: Sequence[dict]) -> Figure | None:
     panels, left_out = _by_temperature(_by_settings(known))
     if not panels:
         return None
-    labels = _labels(panels)
+    labels = _names(panels.values())
     drawn = [(heading, key) for heading in panels for key in POSITIONS]
     figure, axes = canvas.canvas("Tokens per round along the text", [h for h, _ in drawn], 2.9)
     for ax, (heading, key) in zip(axes, drawn, strict=True):
         begins: dict[float, float] = {}
         for label, row in panels[heading].items():
-            ones = _positions(row, key)
-            places = [_place(one["from"]) for one in ones]
-            begins |= {place: one["from"] for place, one in zip(places, ones, strict=True)}
+            ones, index = _positions(row, key), labels.index(label)
+            begins |= {_place(one["from"]): one["from"] for one in ones}
+            # Beside each other, so that no bar hides another one.
+            aside = 0.05 * (index - (len(labels) - 1) / 2)
+            places = [_place(one["from"]) + aside for one in ones]
             points = [one["block_efficiency"] for one in ones]
             spreads = [_distances(one["block_efficiency"], _list(one, "interval")) for one in ones]
-            bars = list(zip(*spreads, strict=True)) if spreads else None
-            look = canvas.style(labels.index(label))
-            # Beside each other, so that no bar hides another one.
-            aside = 0.05 * (labels.index(label) - (len(labels) - 1) / 2)
-            places = [place + aside for place in places]
-            ax.errorbar(places, points, yerr=bars, elinewidth=1, capsize=2, **look)
+            bars = list(zip(*spreads, strict=True)) or None
+            ax.errorbar(places, points, yerr=bars, elinewidth=1, capsize=2, **canvas.style(index))
         if begins:
             spell = lambda place, begins=begins: canvas.number(begins[place])  # noqa: E731
             canvas.ticks(ax, begins, spell, True)
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel(POSITIONS[key], fontsize=9)
+        ax.set(ylim=(0, None), xlabel=POSITIONS[key])
     for ax in axes[:: len(POSITIONS)]:
-        ax.set_ylabel("tokens per round (tau)", fontsize=9)
+        ax.set_ylabel("tokens per round (tau)")
     caption = (
         "A point is over the rounds that begin between its position and the next one, which is "
         "twice as far. Bars: 95 % intervals over prompts; none where one prompt is that long. "

@@ -113,14 +113,10 @@ DETERMINED_BY = {"context": "prompt_set", "class": "accept", "shape": "nodes"}
 
 def settings_of(row: dict) -> dict[str, Any]:
     """The settings of a row: name -> a value that can be a key of a dict."""
-    settings = {key: row.get(key) for key in SETTINGS}
-    settings |= {
-        "method": label(row),
-        "target": number(part(row, "parameters"), "target"),
-        "draft": number(part(row, "parameters"), "draft"),
-        "context": number(row, "context"),
-        "warm": bool(row.get("warm")),
-    }
+    settings, sizes = {key: row.get(key) for key in SETTINGS}, part(row, "parameters")
+    settings |= {key: number(sizes, key) for key in ("target", "draft")}
+    settings |= {"method": label(row), "context": number(row, "context")}
+    settings["warm"] = bool(row.get("warm"))
     settings["shape"] = "chain" if settings["nodes"] == settings["gamma"] else "tree"
     return {
         key: value if value is None or isinstance(value, int | float | str) else str(value)
@@ -155,11 +151,8 @@ def labels_of(entries: Sequence[dict], always: Sequence[str] = ()) -> list[str]:
 
 def _distinguishing(entries: Sequence[dict], always: Sequence[str]) -> list[str]:
     """The settings that the labels of one method have."""
-    values = {
-        key: {entry.get(key) for entry in entries}
-        for key in SETTINGS
-        if any(key in entry for entry in entries)
-    }
+    known = [key for key in SETTINGS if any(key in entry for entry in entries)]
+    values = {key: {entry.get(key) for entry in entries} for key in known}
     keys = [key for key in values if key in always or (key != "method" and len(values[key]) > 1)]
     chains = all(entry.get("nodes") == entry.get("gamma") for entry in entries)
     if {"gamma", "nodes"} <= set(keys) and chains:
@@ -201,9 +194,8 @@ def panels(rows: Sequence[dict], axis: str) -> tuple[dict[str, list[tuple[str, l
     note = ""
     for heading, series in members.items():
         kept, left_out = thin([group for _, group in series], MOST)
-        members[heading] = [
-            (settings, group) for settings, group in series if any(group is one for one in kept)
-        ]
+        shown = {id(group) for group in kept}
+        members[heading] = [pair for pair in series if id(pair[1]) in shown]
         note = note or left_out
     ordered = sorted(
         members, key=lambda heading: [value if is_number(value) else -1 for _, value in heading]
@@ -227,6 +219,7 @@ def _groups(
     With ``number_in_label`` labels that differ only in the value of gamma are one label.
     """
     chosen, groups = AXES[axis], {}
+    ignored = {*chosen.ignored} - {"method"}
     for row in rows:
         settings = settings_of(row)
         if number_in_label:
@@ -234,12 +227,8 @@ def _groups(
             settings["method"] = re.sub(gamma, "…", settings["method"])
         elif "method" in chosen.ignored:
             settings["method"] = settings["drafter"] or settings["method"]
-        common = {
-            key: value
-            for key, value in settings.items()
-            if key not in chosen.ignored or key == "method"
-        }
-        groups.setdefault(tuple(common.items()), []).append(row)
+        common = tuple(pair for pair in settings.items() if pair[0] not in ignored)
+        groups.setdefault(common, []).append(row)
     return {
         key: group for key, group in groups.items() if len({chosen.value(row) for row in group}) > 1
     }
@@ -256,13 +245,10 @@ def thin(
     """
     kept, note = list(groups), ""
     if len(kept) > most and batches:
+        size = lambda group: group[0].get("batch_size")  # noqa: E731
         ordered = sorted(kept, key=lambda group: number(group[0], "batch_size") or 0, reverse=True)
-        smallest = {_key(group, "temperature"): group[0].get("batch_size") for group in ordered}
-        kept = [
-            group
-            for group in kept
-            if group[0].get("batch_size") == smallest[_key(group, "temperature")]
-        ]
+        smallest = {_key(group, "temperature"): size(group) for group in ordered}
+        kept = [group for group in kept if size(group) == smallest[_key(group, "temperature")]]
         note += " Smallest batches only." if len(kept) < len(groups) else ""
     if len(kept) > most:
         best = {_key(group, *PANELS): group for group in sorted(kept, key=_fastest)}

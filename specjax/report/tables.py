@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +55,8 @@ def to_frame(
 
 def flat(results: Mapping[str, Any], *, categories: bool = False) -> list[dict[str, Any]]:
     """The rows as flat dicts, with the columns of ``to_frame``."""
-    run: dict[str, Any] = {}
-    for key in RUN:
-        _flatten(run, key, results.get(key))
-    rows = []
-    for row in _chosen(results, categories):
-        rows.append(dict(run))
-        for key, value in row.items():
-            _flatten(rows[-1], key, value)
-    return rows
+    run = dict(_flatten({key: results.get(key) for key in RUN}))
+    return [run | dict(_flatten(row)) for row in _chosen(results, categories)]
 
 
 def _chosen(results: Mapping[str, Any], categories: bool) -> list[dict]:
@@ -71,15 +64,17 @@ def _chosen(results: Mapping[str, Any], categories: bool) -> list[dict]:
     return [row for row in rows if (row.get("category") is not None) == categories]
 
 
-def _flatten(into: dict[str, Any], key: str, value: Any) -> None:
-    is_range = key.startswith("spread.") or key.endswith("_interval")
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            _flatten(into, f"{key}.{name}", inner)
-    elif is_range and isinstance(value, list) and len(value) == 2:
-        into[f"{key}.low"], into[f"{key}.high"] = value
-    else:
-        into[key] = value
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(name of the column, value) of all values, and of those inside others."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        is_range = name.startswith("spread.") or name.endswith("_interval")
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{name}.")
+        elif is_range and isinstance(value, list) and len(value) == 2:
+            yield from zip((f"{name}.low", f"{name}.high"), value, strict=True)
+        else:
+            yield name, value
 
 
 def to_csv(results: Mapping[str, Any], *, categories: bool = False) -> str:
@@ -90,11 +85,8 @@ def to_csv(results: Mapping[str, Any], *, categories: bool = False) -> str:
     """
     rows = flat(results, categories=categories)
     heads = list(dict.fromkeys(key for row in rows for key in row))
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(_plain, heads))
-    for row in rows:
-        writer.writerow([_plain(row.get(head)) for head in heads])
+    lines, file = [heads, *([row.get(head) for head in heads] for row in rows)], io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(map(_plain, line) for line in lines)
     return file.getvalue()
 
 

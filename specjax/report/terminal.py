@@ -211,12 +211,11 @@ def trace(record: dict, rejected: bool = True) -> Text:
         record: a trace for which ``inputs.trace_problem`` is None.
         rejected: False leaves the rejected tokens out: without colours they would look like text.
     """
-    out = Text()
-    out.append(inputs.visible(record["prompt"]), "dim")
+    pieces = [(inputs.visible(record["prompt"]), "dim")]
     for one in record["rounds"]:
-        for index, token in enumerate(one["out"]):
-            if index + 1 == len(one["out"]):
-                for node in inputs.rejected_nodes(one)[:1] if rejected else ():
-                    out.append(inputs.visible(node[0].replace("\n", "↵")), REJECTED)
-            out.append(inputs.visible(token[0]), STYLES[token[2]])
-    return out
+        nodes = inputs.rejected_nodes(one)[:1] if rejected else []
+        tokens = [(inputs.visible(token[0]), STYLES[token[2]]) for token in one["out"]]
+        # Before the target's own token.
+        tokens[-1:-1] = [(inputs.visible(node[0].replace("\n", "↵")), REJECTED) for node in nodes]
+        pieces += tokens
+    return Text.assemble(*pieces)

@@ -131,7 +131,7 @@ def test_packed_trace_has_greedy_at_temperature_0():
         for t in (0.0, 0, 0.7, None)
     ]
     assert packed == [True, True, False, False]
-    assert any("at temperature 0" in meaning for _, meaning in columns.DETAILS)
+    assert any("at temperature 0" in meaning for meaning in columns.DETAILS.values())
 
 
 def test_malformed_rows_are_shown_or_left_out():
