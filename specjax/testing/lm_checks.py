@@ -93,18 +93,15 @@ def _wrong_form(lm: LM, params: Params) -> str | None:
     try:
         tokens, count = jnp.zeros((ROWS, SIZE), jnp.int32), jnp.zeros(ROWS, jnp.int32)
         cache = lm.init_cache(ROWS, 2 * SIZE)
-        result, returned = (
-            tree.shapes(lm.apply, params, tokens, cache),
-            f"apply of {lm.name} returned",
-        )
+        result = tree.shapes(lm.apply, params, tokens, cache)
+        returned = f"apply of {lm.name} returned"
         if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[0], "logits"):
             return f"{returned} {type(result).__name__}; it must be (Output, block)"
         wide = max((jnp.dtype(x.dtype).itemsize for x in _floats(params)), default=4) == 8
         shape, right = (*tokens.shape, lm.vocab_size), jnp.dtype("f8" if wide else "f4")
         logits = result[0].logits
         if logits.shape != shape or logits.dtype != right:
-            own = checks.shown(logits)
-            return f"{returned} logits {own}; they must be {right}{list(shape)}"
+            return f"{returned} logits {checks.shown(logits)}; they must be {right}{list(shape)}"
         wrong = [x for x in jax.tree.leaves(result[1]) if x.shape[:2] != tokens.shape]
         if wrong:
             return f"{returned} a block with an array {list(wrong[0].shape)}; it must be [B,T,...]"

@@ -139,21 +139,17 @@ class Runner:
             state, records = decode.generate(*pair, state, max_steps=STEPS, **how)
             drafted += int(records.drafted.sum())
             tried += int((records.emitted > 0).sum())
-            self.donated &= all(
-                x.is_deleted() for x in jax.tree.leaves(previous.cache) if x.ndim > 1
-            )
+            buffers = [x for x in jax.tree.leaves(previous.cache) if x.ndim > 1]
+            self.donated &= all(x.is_deleted() for x in buffers)
             after = _texts(state)
-            self.frozen &= all(
-                (a[done] == b[done]).all() for a, b in zip(before, after, strict=True)
-            )
+            same = [a[done] == b[done] for a, b in zip(before, after, strict=True)]
+            self.frozen &= all(map(np.all, same))
             done, before = np.asarray(state.done), after
         self.finished &= bool(done.all())
         decode.check(state)
         if self._traced_once is None:
             self._traced_once = len(self._traces)
-        outputs = Outputs(
-            np.asarray(state.tokens), np.asarray(state.length), drafted / (tried or 1)
-        )
+        outputs = Outputs(*before[:2], drafted / (tried or 1))
         wrong = verdicts.marked_rows(outputs.tokens, self.vocab)
         self.mistakes += np.bincount(wrong, minlength=len(self.mistakes))
         return outputs
@@ -173,21 +169,14 @@ class Runner:
         params = ModelParams(self.params.target)
         state = self._begin(self.plain, none.make(self.plain), params, rows)
         state = decode.autoregressive(self.plain, params, state, max_steps=NEW, eos_id=(eos,))
-        return Outputs(np.asarray(state.tokens), np.asarray(state.length))
+        return Outputs(*_texts(state)[:2])
 
     def _begin(self, target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
         """The state before the first round of a run."""
-        return decode.prefill(
-            target,
-            drafter,
-            params,
-            rows.tokens,
-            rows.lengths,
-            rows.keys,
-            max_len=WIDTH + NEW,
-            limit=rows.lengths + rows.new,
-            sampling=sampling.make_sampling(BATCH, **rows.settings, **self.more),
-        )
+        settings = sampling.make_sampling(BATCH, **rows.settings, **self.more)
+        given = (target, drafter, params, rows.tokens, rows.lengths, rows.keys)
+        limit = rows.lengths + rows.new
+        return decode.prefill(*given, max_len=WIDTH + NEW, limit=limit, sampling=settings)
 
     def _once(self, name: str, rows: Rows, eos: int) -> Outputs:
         if (name, eos) not in self._outputs:
