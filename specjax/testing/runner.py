@@ -119,12 +119,12 @@ class Runner:
         self.finished = self.frozen = self.donated = True
         self.mistakes = np.zeros(len(verdicts.MISTAKES), int)
         self._outputs: dict[tuple[str, int], Outputs] = {}
-        self._traced_once: int | None = None
+        self._traced_once = 0
 
     @property
     def retraces(self) -> int:
         """How often the target was traced after the first run."""
-        return len(self._traces) - (self._traced_once or 0)
+        return len(self._traces) - self._traced_once
 
     def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
         """Decodes all rows; updates ``finished``, ``frozen``, ``donated`` and ``mistakes``."""
@@ -147,8 +147,7 @@ class Runner:
             done, before = np.asarray(state.done), after
         self.finished &= bool(done.all())
         decode.check(state)
-        if self._traced_once is None:
-            self._traced_once = len(self._traces)
+        self._traced_once = self._traced_once or len(self._traces)
         outputs = Outputs(*before[:2], drafted / (tried or 1))
         wrong = verdicts.marked_rows(outputs.tokens, self.vocab)
         self.mistakes += np.bincount(wrong, minlength=len(self.mistakes))
