@@ -89,14 +89,13 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     but are neither read in full nor multiplied. Experts are routed uniformly; ``measured_routing``
     gives a routing of its own. Raises UserError for sliding windows, recurrent layers and encoders.
     """
-    refused = {"sliding windows": config.windows, "recurrent layers": config.recurrent}
     total = parameters(config)
-    for what, given in refused.items():
-        if given:
-            raise UserError(
-                f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
-                "in every layer"
-            )
+    if config.windows or config.recurrent:
+        what = "sliding windows" if config.windows else "recurrent layers"
+        raise UserError(
+            f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
+            "in every layer"
+        )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     learned = config.positions == "learned"
@@ -111,17 +110,11 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         routing = Routing(own.experts, own.chosen, layers, each * size)
         used -= layers * own.experts * each
         computed = used + layers * own.chosen * each
+    cached = 2 * width * config.num_kv_heads * kv_size
     # A multiplication and an addition for each weight; for each cached token and head, one product
     # for the attention score and one for the weighted sum of values.
-    return Model(
-        total,
-        used * size,
-        2 * width * config.num_kv_heads * kv_size,
-        2 * computed,
-        4 * width * config.num_heads,
-        looked_up * size,
-        routing=routing,
-    )
+    work = 2 * computed, 4 * width * config.num_heads
+    return Model(total, used * size, cached, *work, looked_up * size, routing=routing)
 
 
 def distinct_experts(routing: Routing, tokens: float) -> float:
