@@ -321,9 +321,9 @@ def of_rows(given: Any, batch: int, vocab_size: int | None) -> Grammar | None:
     free = Automaton(*nothing, FREE, np.full((1, WAYS), -1, np.int32))
 
     def padded(each: Automaton) -> tuple[np.ndarray, ...]:
-        rows, columns = each.following.shape
-        table = np.pad(each.following, ((0, states - rows), (0, classes - columns)))
-        forced = np.pad(each.forced, ((0, states - rows), (0, 0)), constant_values=-1)
+        height, width = each.following.shape
+        table = np.pad(each.following, ((0, states - height), (0, classes - width)))
+        forced = np.pad(each.forced, ((0, states - height), (0, 0)), constant_values=-1)
         return table, each.classes, forced, np.asarray(each.start, np.int32)
 
     made = {id(each): padded(each) for each in [free, *known]}

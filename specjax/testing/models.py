@@ -90,17 +90,6 @@ class TabularCache(struct.PyTreeNode):
     length: jax.Array  # i32[B]
     entries: jax.Array  # i32[B,S] the tokens
 
-    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
-        """``LM.apply`` of a table after this text."""
-        batch, size = tokens.shape
-        if block is None:
-            block = jnp.zeros((batch, 0), jnp.int32)
-        if layout is None:
-            layout = tree.chain_layout(batch, size, block.shape[1])
-        index, entries = self.read(table.shape[-1], tokens, layout, block)
-        logits = table[index, jnp.clip(tokens, 0, table.shape[-1] - 1)]
-        return Output(logits, logits), entries
-
     def read(self, vocab: int, tokens, layout, block) -> tuple[jax.Array, jax.Array]:
         """The first index of each token's logits, and the entries of the tokens."""
         stored = jnp.concatenate([block, tokens], 1)
@@ -155,14 +144,21 @@ def tapped(missing: int, layers: tuple[int, ...]) -> Callable:
     return with_taps
 
 
-def _score(table, tokens, cache, layout=None, block=None):
-    return cache.score(table, tokens, layout, block)
+def _score(table, tokens, cache, layout=None, block=None) -> tuple[Output, jax.Array]:
+    batch, size = tokens.shape
+    if block is None:
+        block = jnp.zeros((batch, 0), jnp.int32)
+    if layout is None:
+        layout = tree.chain_layout(batch, size, block.shape[1])
+    index, entries = cache.read(table.shape[-1], tokens, layout, block)
+    logits = table[index, jnp.clip(tokens, 0, table.shape[-1] - 1)]
+    return Output(logits, logits), entries
 
 
 def _extended(pair, tokens, cache, layout=None, block=None):
     """``Inside.extended`` of a table: a row is added to the logits of the last token."""
     table, rows = pair
-    out, block = cache.score(table, tokens, layout, block)
+    out, block = _score(table, tokens, cache, layout, block)
     own = tokens - table.shape[-1]
     more = rows[jnp.clip(own, 0, len(rows) - 1)]
     logits = out.logits + jnp.where((own >= 0)[..., None], more, 0)
@@ -188,7 +184,7 @@ def _go_on(
     logits = jnp.roll(logits, 1 - known.count, -1)
     if size > done:
         later = None if layout is None else layout.replace(visible=layout.visible[:, done:])
-        out, more = cache.score(table, tokens[:, done:], later, known.block)
+        out, more = _score(table, tokens[:, done:], cache, later, known.block)
         logits, block = tree.join((logits, block), (out.logits, more))
     taps = tuple(jnp.roll(logits, layer, -1) for layer in layers)
     return Output(logits, logits, taps), block
@@ -251,9 +247,8 @@ def random_table(
 
     ``sparse``: in half of the contexts one token has probability 0.
     """
-    logits = sharpness * np.random.default_rng(seed).normal(
-        size=(vocab_size + 1, *[vocab_size] * 2)
-    )
+    shape = (vocab_size + 1, vocab_size, vocab_size)
+    logits = sharpness * np.random.default_rng(seed).normal(size=shape)
     if sparse:
         rng = np.random.default_rng(seed)
         for context in np.ndindex(logits.shape[:2]):
