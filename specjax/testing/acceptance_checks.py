@@ -31,12 +31,10 @@ def empty_drafts(rule: Accept, siblings: str) -> Finding:
     Compiled: loops over nothing cannot be run one operation at a time.
     """
     name = f"{siblings}: a draft of 0 nodes"
-    case = plain_cases.star(siblings, 0)
-    state = loop.begin(
-        case.target, case.drafter, case.params, [plain_cases.prompt(case)] * ROWS, 1, 0
-    )
-    draft = loop.propose(case.drafter, case.params, state)
-    probs = jax.nn.softmax(case.params.target[tuple(plain_cases.prompt(case)[-2:])])
+    _, target, drafter, params = plain_cases.star(siblings, 0)
+    state = loop.begin(target, drafter, params, [plain_cases.PROMPT] * ROWS, 1, 0)
+    draft = loop.propose(drafter, params, state)
+    probs = jax.nn.softmax(params.target[tuple(plain_cases.PROMPT[-2:])])
     rows = jax.numpy.broadcast_to(probs, (ROWS, 1, len(probs)))
     keys = rng.RowKeys(state.keys, state.round, state.length)
     sampled = jax.jit(rule.sampled)(keys, draft, rows)

@@ -63,9 +63,8 @@ def mapped_logits(
 
     In the order of ``specjax.logit_maps``, one token at a time.
     """
-    repetition, presence, frequency = (
-        float(x[row]) for x in (maps.repetition, maps.presence, maps.frequency)
-    )
+    penalties = (maps.repetition, maps.presence, maps.frequency)
+    repetition, presence, frequency = (float(rows[row]) for rows in penalties)
     ends, least = np.asarray(maps.ends[row]).tolist(), int(maps.min_new_tokens[row])
     bias = None if maps.bias is None else np.asarray(maps.bias[row], np.float64)
     allowed = _allowed(maps, row, output, len(logits))

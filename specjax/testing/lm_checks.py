@@ -137,9 +137,8 @@ class _Passes:
         size = _before(lm)
         self.committed = ALONG if lm.chains_only else PATHS
         draw = functools.partial(np.random.default_rng(seed).integers, 0, lm.vocab_size)
-        self.text, self.nodes, self.more = (
-            draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)
-        )
+        texts = [draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)]
+        self.text, self.nodes, self.more = texts
         self.past, self.size = self.text[:, :size], size + 2 * SIZE
         # The committed tokens: N in all rows, and rows of unequal length.
         self.even = np.full(ROWS, size, np.int32)

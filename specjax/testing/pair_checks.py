@@ -83,12 +83,9 @@ def independent_rows(run: Runner) -> Finding:
     # Every second row gets another text.
     changed = (np.arange(BATCH) % 2 == 1)[order]
     rows = jax.tree.map(lambda x: x[order], rows)
-    moved = run.run(
-        rows._replace(
-            tokens=jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens),
-            lengths=jnp.where(changed, rows.lengths[::-1], rows.lengths),
-        )
-    )
+    tokens = jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens)
+    lengths = jnp.where(changed, rows.lengths[::-1], rows.lengths)
+    moved = run.run(rows._replace(tokens=tokens, lengths=lengths))
     good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
     return _of_rows("a row is independent of its batch", good, "rows moved among other texts")
 
@@ -106,14 +103,10 @@ def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
     keys, new, drafted = rng.row_keys(1, count), [], 0.0
     for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
-        rows = Rows(
-            jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32),
-            jnp.full((BATCH,), WIDTH, jnp.int32),
-            jnp.full((BATCH,), steps, jnp.int32),
-            settings | {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]},
-            keys[part],
-        )
-        outputs = run.run(rows)
+        mixed = {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]}
+        texts = jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32)
+        sizes = [jnp.full((BATCH,), size, jnp.int32) for size in (WIDTH, steps)]
+        outputs = run.run(Rows(texts, *sizes, settings | mixed, keys[part]))
         new.append(outputs.tokens[:, WIDTH : WIDTH + steps])
         drafted += outputs.drafted * BATCH / count
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)

@@ -138,9 +138,8 @@ def _propose(shape: Topology, siblings: str, holes: tuple[int, ...], params, key
         for node, drawn in zip(children, _siblings(siblings, keys, children, each), strict=True):
             nodes[node], ends[node] = drawn, (last, drawn[0])
     tree = siblings != CHAIN
-    parts = [
-        jnp.stack(part, 1) for part in zip(*(nodes[n] for n in range(shape.nodes)), strict=True)
-    ]
+    drawn = zip(*(nodes[node] for node in range(shape.nodes)), strict=True)
+    parts = [jnp.stack(part, 1) for part in drawn]
     tokens, valid, probs = parts or (
         jnp.zeros((batch, 0), jnp.int32),
         jnp.zeros((batch, 0), bool),

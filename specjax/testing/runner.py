@@ -203,13 +203,9 @@ def _ragged_rows(target: LM, seed: int) -> Rows:
         "top_p": np.where(row % 2 == 0, 1.0, 0.8),
         "min_p": np.asarray(MASKS)[row // 6 % len(MASKS)],
     }
-    return Rows(
-        jnp.asarray(np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1), jnp.int32),
-        jnp.asarray(lengths, jnp.int32),
-        jnp.asarray(random.integers(0, NEW + 1, BATCH), jnp.int32),
-        settings,
-        rng.row_keys(0, BATCH),
-    )
+    tokens = np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1)
+    texts = tokens, lengths, random.integers(0, NEW + 1, BATCH)
+    return Rows(*(jnp.asarray(x, jnp.int32) for x in texts), settings, rng.row_keys(0, BATCH))
 
 
 def _texts(state: DecodeState) -> tuple[np.ndarray, ...]:

@@ -66,17 +66,15 @@ def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
         drafted = jnp.zeros_like(path)
     accepted = on.sum(-1)
     last = jnp.take_along_axis(verdict.tokens, accepted[:, None], 1, mode="clip")[:, 0]
-    wrong = jnp.stack(
-        [
-            (on & (jnp.arange(path.shape[1]) >= accepted[:, None])).any(-1),
-            (on & ~exist).any(-1),
-            (on & ~follows).any(-1),
-            (on & (verdict.tokens[:, : path.shape[1]] != drafted)).any(-1),
-            count != accepted + 1,
-            (last < 0) | (last >= vocab),
-        ],
-        -1,
-    )
+    each = [
+        (on & (jnp.arange(path.shape[1]) >= accepted[:, None])).any(-1),
+        (on & ~exist).any(-1),
+        (on & ~follows).any(-1),
+        (on & (verdict.tokens[:, : path.shape[1]] != drafted)).any(-1),
+        count != accepted + 1,
+        (last < 0) | (last >= vocab),
+    ]
+    wrong = jnp.stack(each, -1)
     return jnp.where(wrong.any(-1), jnp.argmax(wrong, -1), -1).astype(jnp.int32)
 
 

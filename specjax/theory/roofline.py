@@ -346,9 +346,6 @@ def multiplier(
     gamma = checks.count("gamma", gamma, 0)
     context = checks.cost("context", context)
     cached = context if budget is None else min(context, checks.cost("budget", budget))
-    return chain.speedup(
-        chain.expected_tokens(checks.one_rate("alpha", alpha), gamma),
-        gamma * pass_time(machine, draft, batch, cached),
-        pass_time(machine, target, batch, context, gamma + 1),
-        pass_time(machine, target, batch, context),
-    )
+    tokens = chain.expected_tokens(checks.one_rate("alpha", alpha), gamma)
+    step, verify = (pass_time(machine, target, batch, context, n) for n in (1, gamma + 1))
+    return chain.speedup(tokens, gamma * pass_time(machine, draft, batch, cached), verify, step)
