@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,13 +51,13 @@ def empty_drafts(rule: Accept, siblings: str) -> Finding:
     return Finding(name, value > LEVEL, f"{ROWS} rows, p = {value:.2g}")
 
 
-def chance_of(rule: Accept, siblings: str, width: int, seed: int = 0) -> Finding:
+def chance_of(rule: Accept, siblings: str, width: int) -> Finding:
     """The chance that one of ``width`` siblings is accepted.
 
     It is at most that of the best rule for such siblings, positive, and equal to the closed form
     where one is known for the rule's name.
     """
-    seen, target, drafts = _first_round(rule, siblings, width, seed)
+    seen, target, drafts = _first_round(rule, siblings, width)
     sets = _sets(siblings, width, drafts, len(target))
     best = best_coverage(target, list(sets), list(sets.values()))
     name = f"{width} {siblings} token{'s' * (width > 1)}: chance of acceptance"
@@ -83,12 +84,10 @@ def law_of_test(rule: Accept, siblings: str) -> Finding:
     return Finding(f"{siblings}: the law of a tested token", error < EXACT, detail)
 
 
-def _first_round(
-    rule: Accept, siblings: str, width: int, seed: int = 0
-) -> tuple[exact.Histories, np.ndarray, list[np.ndarray]]:
+def _first_round(rule: Accept, siblings: str, width: int) -> tuple[exact.Histories, Any, list]:
     """The histories of a round, and the probs f64[V] of the target and of each draft table."""
     with jax.enable_x64(True):
-        _, *pair, params = plain_cases.star(siblings, width, seed=seed)
+        _, *pair, params = plain_cases.star(siblings, width)
         seen = exact.histories(*pair, rule, params, plain_cases.PROMPT)
         tables = (params.target, *params.draft)
         logits = [table[tuple(plain_cases.PROMPT[-2:])] for table in tables]

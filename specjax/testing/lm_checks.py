@@ -119,27 +119,23 @@ def _floats(values: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(values) if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
-def _before(lm: LM) -> int:
-    """N, the tokens before a block: more than the smallest window has positions."""
-    size = TEXT if lm.window is None else lm.window + BEYOND
-    if lm.max_positions is not None and size + 2 * SIZE > lm.max_positions:
-        raise UserError(
-            f"{lm.name} has {lm.max_positions} positions; the checks need {size + 2 * SIZE}"
-        )
-    return size
-
-
 class _Passes:
     """The passes of a model over texts with T = SIZE tokens after N committed ones."""
 
     def __init__(self, lm: LM, params: Params, close: float | None, seed: int):
         self.lm, self.params, self._close, self._traces = lm, params, close, 0
-        size = _before(lm)
+        # N, the tokens before a block: more than the smallest window has positions.
+        size = TEXT if lm.window is None else lm.window + BEYOND
+        self.size = size + 2 * SIZE
+        if lm.max_positions is not None and self.size > lm.max_positions:
+            raise UserError(
+                f"{lm.name} has {lm.max_positions} positions; the checks need {self.size}"
+            )
         self.committed = ALONG if lm.chains_only else PATHS
         draw = functools.partial(np.random.default_rng(seed).integers, 0, lm.vocab_size)
         texts = [draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)]
         self.text, self.nodes, self.more = texts
-        self.past, self.size = self.text[:, :size], size + 2 * SIZE
+        self.past = self.text[:, :size]
         # The committed tokens: N in all rows, and rows of unequal length.
         self.even = np.full(ROWS, size, np.int32)
         self.uneven = np.asarray([size, max(size - 4, 1), 0], np.int32)

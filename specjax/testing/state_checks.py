@@ -61,12 +61,11 @@ def state_follows_text(
         return Finding(name, None, f"{detail}, but none does; declare it only where it is needed")
     if wrong:
         number, row = wrong[0]
-        return Finding(
-            name,
-            False,
+        detail = (
             f"after {number} rounds, in row {row}, a draft or a cache is not that after a fresh "
-            f"prefill of the same text ({len(wrong)} times; probs differ by up to {worst:.1e})",
+            f"prefill of the same text ({len(wrong)} times; probs differ by up to {worst:.1e})"
         )
+        return Finding(name, False, detail)
     if not nodes and drafter.nodes:
         return Finding(name, None, "no node was drafted")
     detail = f"{nodes} nodes in {ROUNDS} rounds equal those after a fresh prefill"
@@ -137,13 +136,12 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
         ran = few[-1] > 0
         narrow, rounds = narrow + int((few[-1][ran] <= drafter.nodes).sum()), rounds + ran.sum()
     if wrong:
-        return Finding(
-            name,
-            False,
+        detail = (
             f"after prompt {PROMPTS[wrong[0]]} at temperature {TEMPERATURES[wrong[0]]:g}, text or "
             f"rounds differ from those of verifying all nodes ({len(wrong)} of {len(PROMPTS)} "
-            "prompts)",
+            "prompts)"
         )
+        return Finding(name, False, detail)
     if not narrow:
         return Finding(name, True, "every round verified all nodes, so no other width was tried")
     return Finding(name, True, f"{narrow} of {rounds} rounds verified only a part")
