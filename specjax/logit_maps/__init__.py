@@ -11,7 +11,7 @@ temperature and the cut-offs of ``specjax.sampling``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,7 +117,8 @@ def make(
 
 def _bias(batch: int, logit_bias: Any, banned: Any, vocab_size: int | None) -> np.ndarray | None:
     """f32[B,V], or None. Raises UserError."""
-    biases, bans = _biases(logit_bias, batch), _bans(banned, batch)
+    biases = _by_row("logit_bias", logit_bias, batch, lambda each: each is None or _many(each))
+    bans = _by_row("banned", banned if _many(banned) else [banned], batch, _many)
     if not any(each is not None and len(each) for each in (*biases, *bans)):
         return None
     if vocab_size is None:
@@ -153,34 +154,24 @@ def _numbers(values: Any, vocab_size: int | None = None) -> np.ndarray:
     return array
 
 
-def _biases(value: Any, batch: int) -> list:
-    """The bias of each row. Raises UserError."""
-    if value is None or isinstance(value, Mapping):
+def _by_row(name: str, value: Any, batch: int, whole: Callable[[Any], bool]) -> list:
+    """The value of each row: one for all, or the entries if any of them is ``whole``.
+
+    Raises UserError for another number of entries.
+    """
+    if value is None or isinstance(value, Mapping) or not any(map(whole, value)):
         return [value] * batch
-    if not any(each is None or _many(each) for each in value):
-        return [value] * batch
-    return _one_each("logit_bias", value, batch)
-
-
-def _bans(value: Any, batch: int) -> list:
-    """The banned ids of each row. Raises UserError."""
-    if not _many(value):
-        value = [value]
-    return _one_each("banned", value, batch) if any(map(_many, value)) else [value] * batch
-
-
-def _many(value: Any) -> bool:
-    """Whether it has entries. (Their lengths may differ, so it cannot be made an array.)"""
-    return hasattr(value, "__len__") if not hasattr(value, "ndim") else value.ndim > 0
-
-
-def _one_each(name: str, value: Any, batch: int) -> list:
     if len(value) != batch:
         raise UserError(
             f"{name} has {len(value)} entries; "
             f"give one for each of the {batch} rows, or one for all"
         )
     return list(value)
+
+
+def _many(value: Any) -> bool:
+    """Whether it has entries. (Their lengths may differ, so it cannot be made an array.)"""
+    return hasattr(value, "__len__") if not hasattr(value, "ndim") else value.ndim > 0
 
 
 def _ids(name: str, ids: Any, vocab_size: int | None) -> np.ndarray:
