@@ -63,15 +63,13 @@ def ends(run: Runner) -> Finding:
     """EOS and length limits cut the text that is generated without EOS, and change nothing else."""
     eos = 0
     long, cut = run.mixture().tokens, run.mixture(eos)
-    short, lengths = cut.tokens, cut.lengths
     begin = np.asarray(run.ragged.lengths)
     limit = begin + np.asarray(run.ragged.new)
     place = np.arange(long.shape[1])
-    new = (place >= begin[:, None]) & (place < limit[:, None])
-    hit = new & (long == eos)
+    hit = (long == eos) & (place >= begin[:, None]) & (place < limit[:, None])
     expected = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
     kept = place < np.reshape(expected, (-1, 1))
-    good = (lengths == expected) & (np.where(kept, long, -1) == short).all(1)
+    good = (cut.lengths == expected) & (np.where(kept, long, -1) == cut.tokens).all(1)
     early = f"rows, {hit.any(1).mean():.0%} ended early"
     return _of_rows("EOS and limits only cut", good, early)
 

@@ -85,11 +85,11 @@ def enforced(rule: Accept) -> Accept:
         wrong = np.asarray(mistakes(draft, verdict, vocab))
         if (wrong >= 0).any():
             row = int(np.argmax(wrong >= 0))
+            given, nodes = jax.tree.map(lambda x: np.asarray(x[row]).tolist(), (verdict, draft))
             raise WrongVerdict(
-                f"the rule gave {MISTAKES[wrong[row]]}: tokens {_row(verdict.tokens, row)}, count "
-                f"{int(verdict.count[row])}, path {_row(verdict.path, row)}; draft tokens "
-                f"{_row(draft.tokens, row)}, valid {_row(draft.valid, row)}"
-                + ("" if draft.parents is None else f", parents {_row(draft.parents, row)}")
+                f"the rule gave {MISTAKES[wrong[row]]}: tokens {given.tokens}, count "
+                f"{given.count}, path {given.path}; draft tokens {nodes.tokens}, valid "
+                f"{nodes.valid}" + ("" if nodes.parents is None else f", parents {nodes.parents}")
             )
         return verdict
 
@@ -138,7 +138,3 @@ def marked_rows(tokens: np.ndarray, vocab: int) -> np.ndarray:
     """i64[R]: the mistakes in texts [B,S] of a loop with a ``marked`` rule, one for each row."""
     ends = tokens.max(-1, initial=-1) - (vocab + 1)
     return ends[ends >= 0]
-
-
-def _row(values: jax.Array, row: int) -> list:
-    return np.asarray(values[row]).tolist()
