@@ -77,8 +77,7 @@ def generate(
     whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
     static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": verify_widths}
-    most = np.int32(max_steps)
-    return _generate(target, drafter, accept, params, state, stop, most, **static)
+    return _generate(target, drafter, accept, params, state, stop, np.int32(max_steps), **static)
 
 
 def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int = 1) -> None:
@@ -115,8 +114,7 @@ def _generate(
     verify_widths: Widths,
 ):
     """At most ``most`` rounds (None: ``max_steps``); the records have ``max_steps`` rows."""
-    batch = state.length.shape[0]
-    zeros = jnp.zeros((max_steps, batch), jnp.int32)
+    zeros = jnp.zeros((max_steps, state.length.shape[0]), jnp.int32)
     most = max_steps if most is None else most
 
     def running(carry):

@@ -175,8 +175,7 @@ def _decide(
 
 def _unless(good: jax.Array, now: Search) -> Search:
     """The search in which the rows that are not ``good`` bool[B] have failed in the last pass."""
-    first = ~good & (now.failed < 0)
-    failed = jnp.where(first, now.passes - 1, now.failed)
+    failed = jnp.where(~good & (now.failed < 0), now.passes - 1, now.failed)
     return now.replace(failed=failed, own=now.own.replace(done=now.own.done | ~good))
 
 

@@ -115,8 +115,7 @@ def _of_moves(
     free = np.zeros((1, len(first)), np.int32)
     following = np.stack([*free, *(row(state)[first] for state in range(len(moves)))])
     following, start = _trimmed(following, start + 1)
-    forced = _forced(following, classes, tokens)
-    return Automaton(following, classes, start, forced)
+    return Automaton(following, classes, start, _forced(following, classes, tokens))
 
 
 def _forced(

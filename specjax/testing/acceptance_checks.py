@@ -89,8 +89,7 @@ def _first_round(rule: Accept, siblings: str, width: int) -> tuple[exact.Histori
     with jax.enable_x64(True):
         _, *pair, params = plain_cases.star(siblings, width)
         seen = exact.histories(*pair, rule, params, plain_cases.PROMPT)
-        tables = (params.target, *params.draft)
-        logits = [table[tuple(plain_cases.PROMPT[-2:])] for table in tables]
+        logits = [table[tuple(plain_cases.PROMPT[-2:])] for table in (params.target, *params.draft)]
         target, *drafts = (np.asarray(jax.nn.softmax(x), np.float64) for x in logits)
     return seen, target, drafts
 

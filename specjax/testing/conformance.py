@@ -67,8 +67,7 @@ def check_pair(
     (arguments of ``make_sampling``). Raises UserError for a rule that does not take such drafts.
     """
     accept.check_pair(drafter, rule)
-    run = Runner(drafter, rule, target, params, seed, more)
-    return pair_checks.all_checks(run, settings, rows)
+    return pair_checks.all_checks(Runner(drafter, rule, target, params, seed, more), settings, rows)
 
 
 def check_drafter(
@@ -110,8 +109,7 @@ def check_drafter(
     for rule in chosen:
         check_kinds(accept=rule)
         accept.check_pair(drafter, rule)
-    texts = prompts_of(target, prompts)
-    checks = _drafter_checks((drafter, target, params), chosen, texts, quick)
+    checks = _drafter_checks((drafter, target, params), chosen, prompts_of(target, prompts), quick)
     # Without a rule no law is compared.
     proves = "drafter" if chosen and not quick else ""
     how = {"progress": progress, "first_failure": first_failure, "proves": proves}

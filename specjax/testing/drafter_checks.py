@@ -121,8 +121,7 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
                 raise UserError(f"row {row} has an invalid node, and the drafter declares whole")
     except UserError as error:
         return Finding(name, False, str(error))
-    shape = f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep"
-    return Finding(name, True, shape)
+    return Finding(name, True, f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep")
 
 
 def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
@@ -147,8 +146,7 @@ def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
         if error is None:
             return Finding(name, True, "its drafts are deterministic")
         worst = max(worst, float(error))
-    detail = f"its probs are off by at most {worst:.1e} in five rounds"
-    return Finding(name, worst < 1e-4, detail)
+    return Finding(name, worst < 1e-4, f"its probs are off by at most {worst:.1e} in five rounds")
 
 
 def check_draft(

@@ -215,8 +215,7 @@ class _Passes:
 
     @functools.cached_property
     def _trees(self) -> tuple[np.ndarray, ...]:
-        args = self.params, self.past, self.uneven, self.nodes
-        return tuple(map(np.asarray, self._tree(*args)))
+        return tuple(map(np.asarray, self._tree(self.params, self.past, self.uneven, self.nodes)))
 
     @functools.cached_property
     def allowed(self) -> float:

@@ -54,8 +54,7 @@ def greedy(run: Runner) -> Finding:
 
 def greedy_among_sampled(run: Runner) -> Finding:
     """A greedy row gives the same tokens in a batch with sampled rows."""
-    rows = run.ragged.settings["temperature"] == 0
-    good = run.greedy().equal(run.mixture())[rows]
+    good = run.greedy().equal(run.mixture())[run.ragged.settings["temperature"] == 0]
     return _of_rows("greedy rows among sampled ones", good, "rows equal to an all-greedy batch")
 
 
@@ -70,8 +69,7 @@ def ends(run: Runner) -> Finding:
     expected = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
     kept = place < np.reshape(expected, (-1, 1))
     good = (cut.lengths == expected) & (np.where(kept, long, -1) == cut.tokens).all(1)
-    early = f"rows, {hit.any(1).mean():.0%} ended early"
-    return _of_rows("EOS and limits only cut", good, early)
+    return _of_rows("EOS and limits only cut", good, f"rows, {hit.any(1).mean():.0%} ended early")
 
 
 def independent_rows(run: Runner) -> Finding:

@@ -72,8 +72,7 @@ def deep(siblings: str, *, holes: bool = False, sparse: bool = False) -> Case:
 
 def star(siblings: str, width: int, vocab: int = VOCAB) -> Case:
     """``width`` siblings below the pending token and nothing below them; 0: an empty draft."""
-    drafter = plain_drafts(Topology((-1,) * width), siblings)
-    return _case(f"{width} {siblings}", drafter, vocab)
+    return _case(f"{width} {siblings}", plain_drafts(Topology((-1,) * width), siblings), vocab)
 
 
 def _case(name: str, drafter: Drafter, vocab: int, sparse: bool = False) -> Case:

@@ -98,8 +98,7 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
-    learned = config.positions == "learned"
-    looked_up = config.max_positions * config.hidden_size if learned else 0
+    looked_up = config.max_positions * config.hidden_size if config.positions == "learned" else 0
     if not config.tie_embeddings:
         looked_up += config.vocab_size * config.hidden_size
     width = config.num_layers * config.head_dim
