@@ -383,7 +383,7 @@ class _Script:
 
     def __init__(self, branches: _Branches, ledger: set[tuple], prefix=(), target=()):
         self.branches, self.batch, self.ledger = branches, len(branches.source), ledger
-        # The part of a drafter in its places of the ledger: of all noise, and of its target's.
+        # What ``inner`` puts before the places of a part: of all noise, and of its target's draws.
         self._prefix, self._target = prefix, target
 
     def coins(self, count: int, dtype=jnp.float32) -> _Coins:
