@@ -55,8 +55,8 @@ def begin(
 
 def propose(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
     """The draft of the next round, as the drafter gives it."""
-    keys = rng.RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
-    return drafter.propose(params, keys, step.context_of(state), state.draft)[0]
+    context = step.context_of(state)
+    return drafter.propose(params, step.keys_of(drafter, state), context, state.draft)[0]
 
 
 def loop_fit(
