@@ -87,8 +87,8 @@ def law_of_test(rule: Accept, siblings: str) -> Finding:
 def _first_round(rule: Accept, siblings: str, width: int) -> tuple[exact.Histories, Any, list]:
     """The histories of a round, and the probs f64[V] of the target and of each draft table."""
     with jax.enable_x64(True):
-        _, *pair, params = plain_cases.star(siblings, width)
-        seen = exact.histories(*pair, rule, params, plain_cases.PROMPT)
+        _, lm, drafter, params = plain_cases.star(siblings, width)
+        seen = exact.histories(lm, drafter, rule, params, plain_cases.PROMPT)
         logits = [table[tuple(plain_cases.PROMPT[-2:])] for table in (params.target, *params.draft)]
         target, *drafts = (np.asarray(jax.nn.softmax(x), np.float64) for x in logits)
     return seen, target, drafts

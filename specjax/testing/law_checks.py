@@ -18,6 +18,7 @@ from specjax.types import LM, Accept, Drafter, ModelParams
 EXACT = 1e-12
 # Rows that are counted, the smallest p-value, and the rows that a cell has on average.
 ROWS, LEVEL, PER_CELL = 120_000, 1e-4, 20
+_Models = tuple[LM, Drafter, Accept, ModelParams]
 
 
 def check_law(
@@ -96,7 +97,7 @@ def distance(target, drafter, rule, params, prompts, **settings) -> Finding:
     return Finding(name, True, f"total variation {far[0]:.3g}, KL divergence {far[1]:.3g} nats")
 
 
-def _counted(name: str, reason: str, models: tuple, prompts, settings: dict) -> Finding:
+def _counted(name: str, reason: str, models: _Models, prompts, settings: dict) -> Finding:
     """The law of the compiled loop over several rounds, by counting."""
     target, drafter, *_ = models
     most = int(np.log(ROWS / PER_CELL) / np.log(target.vocab_size))

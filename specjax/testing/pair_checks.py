@@ -101,8 +101,8 @@ def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
         part = slice(start, start + BATCH)
         mixed = {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]}
         texts = jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32)
-        sizes = [jnp.full((BATCH,), size, jnp.int32) for size in (WIDTH, steps)]
-        outputs = run.run(Rows(texts, *sizes, settings | mixed, keys[part]))
+        lengths, most = (jnp.full((BATCH,), size, jnp.int32) for size in (WIDTH, steps))
+        outputs = run.run(Rows(texts, lengths, most, settings | mixed, keys[part]))
         new.append(outputs.tokens[:, WIDTH : WIDTH + steps])
         drafted += outputs.drafted * BATCH / count
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)

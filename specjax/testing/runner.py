@@ -204,9 +204,10 @@ def _ragged_rows(target: LM, seed: int) -> Rows:
         "min_p": np.asarray(MASKS)[row // 6 % len(MASKS)],
     }
     tokens = np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1)
-    texts = tokens, lengths, random.integers(0, NEW + 1, BATCH)
-    return Rows(*(jnp.asarray(x, jnp.int32) for x in texts), settings, rng.row_keys(0, BATCH))
+    drawn = tokens, lengths, random.integers(0, NEW + 1, BATCH)
+    tokens, lengths, new = (jnp.asarray(x, jnp.int32) for x in drawn)
+    return Rows(tokens, lengths, new, settings, rng.row_keys(0, BATCH))
 
 
-def _texts(state: DecodeState) -> tuple[np.ndarray, ...]:
-    return tuple(np.asarray(x) for x in (state.tokens, state.length, state.cache.length))
+def _texts(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.asarray(state.tokens), np.asarray(state.length), np.asarray(state.cache.length)
