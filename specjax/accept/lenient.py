@@ -90,5 +90,4 @@ def _rule(lenience: float | jax.Array, upper: float) -> Accept:
 
     of_rows = functools.partial(_rule, upper=upper)
     # The rows of a law are places of texts: they have no value of their own.
-    known = None if by_row else law
-    return Accept(sampled, greedy, "lenient", "L3", of_rows=of_rows, law=known)
+    return Accept(sampled, greedy, "lenient", "L3", of_rows=of_rows, law=None if by_row else law)

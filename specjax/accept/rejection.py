@@ -32,8 +32,7 @@ def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
     kept = coins.flip(target_mass * share, draft_mass)
     accepted = verdict.first_failure(kept & exists)
-    token = keys.draw(RESIDUAL, verdict.at(target_probs, accepted))
-    return verdict.prefix(draft, accepted, token)
+    return verdict.prefix(draft, accepted, keys.draw(RESIDUAL, verdict.at(target_probs, accepted)))
 
 
 def make() -> Accept:

@@ -118,7 +118,6 @@ def make(own: Keys) -> Accept:
         return verdict.along(draft, path, sampling.argmax(verdict.at(logits, end)))
 
     def law(target_probs: jax.Array, draft_probs: jax.Array, depth: jax.Array) -> jax.Array:
-        passed = tolerated(target_probs, depth, own)
-        return verdict.law_of_test(draft_probs, passed, target_probs)
+        return verdict.law_of_test(draft_probs, tolerated(target_probs, depth, own), target_probs)
 
     return Accept(sampled, greedy, "tolerance", "L3", UNCOUPLED, law=law)

@@ -60,11 +60,9 @@ def _enter(visit: Visit, probs: jax.Array, draft: Draft) -> Visit:
     ratio = owed / jnp.where(drawn > 0, drawn, 1)
     entered = jnp.where(owed >= drawn, owed > 0, ratio).astype(dtype)
     at = jnp.where(down, child + 1, visit.at).astype(jnp.int32)
-    return visit.replace(
-        at=at,
-        open=visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None])),
-        weight=_put(visit.weight, at, jnp.where(down, entered, weight)),
-    )
+    unseen = visit.open & ~(down[:, None] & (jnp.arange(size) == child[:, None]))
+    weights = _put(visit.weight, at, jnp.where(down, entered, weight))
+    return visit.replace(at=at, open=unseen, weight=weights)
 
 
 def descend(visit: Visit, probs: jax.Array, draft: Draft) -> Visit:
@@ -116,12 +114,9 @@ def leave(
     old_weight, old_probs = verdict.at(visit.weight, parent), verdict.at(probs, parent)
     drawn = verdict.draft_probs_at(draft, node, vocab, dtype)
     new_weight, new_probs = reject_child(old_weight, old_probs, drawn)
-    visit = Visit(
-        at=jnp.where(rejected, parent, visit.at).astype(jnp.int32),
-        open=visit.open,
-        weight=_put(visit.weight, parent, jnp.where(rejected, new_weight, old_weight)),
-        done=visit.done | (running & accepted),
-    )
+    at = jnp.where(rejected, parent, visit.at).astype(jnp.int32)
+    weight = _put(visit.weight, parent, jnp.where(rejected, new_weight, old_weight))
+    visit = visit.replace(at=at, weight=weight, done=visit.done | (running & accepted))
     return visit, _put(probs, parent, jnp.where(rejected[:, None], new_probs, old_probs))
 
 

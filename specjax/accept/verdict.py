@@ -209,8 +209,7 @@ def parents(draft: Draft) -> jax.Array:
 def begin_walk(draft: Draft, target_probs: jax.Array) -> Walk:
     """A walk at the pending token."""
     first = draft.valid & (parents(draft) < 0)
-    batch = draft.tokens.shape[0]
-    path = jnp.full((batch, draft.longest), -1, jnp.int32)
+    path = jnp.full((draft.tokens.shape[0], draft.longest), -1, jnp.int32)
     return Walk(first, first, target_probs[:, 0], path)
 
 

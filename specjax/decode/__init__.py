@@ -77,8 +77,7 @@ def generate(
     whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
     static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": verify_widths}
-    most = np.int32(max_steps)
-    return _generate(target, drafter, accept, params, state, stop, most, **static)
+    return _generate(target, drafter, accept, params, state, stop, np.int32(max_steps), **static)
 
 
 def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int = 1) -> None:
@@ -97,12 +96,11 @@ def check_state(drafter: Drafter, accept: Accept, state: DecodeState, parts: int
         )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnums=(0, 1, 2),
-    static_argnames=("max_steps", "verify_widths"),
-    donate_argnums=(4,),
-)
+# A program of (target, drafter, rule, params, state, ...).
+_jit = functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
+
+
+@functools.partial(_jit, static_argnames=("max_steps", "verify_widths"))
 def _generate(
     target,
     drafter,
@@ -116,8 +114,7 @@ def _generate(
     verify_widths: Widths,
 ):
     """At most ``most`` rounds (None: ``max_steps``); the records have ``max_steps`` rows."""
-    batch = state.length.shape[0]
-    zeros = jnp.zeros((max_steps, batch), jnp.int32)
+    zeros = jnp.zeros((max_steps, state.length.shape[0]), jnp.int32)
     most = max_steps if most is None else most
 
     def running(carry):
@@ -128,9 +125,8 @@ def _generate(
         def body(carry):
             state, records, step = carry
             state, info = one(target, drafter, accept, params, state, eos_id=eos_id)
-            counts = counts_of(info)
             # Other fields stay 0.
-            new = {f: getattr(records, f).at[step].set(getattr(counts, f)) for f in fields}
+            new = {f: getattr(records, f).at[step].set(getattr(info, f)) for f in fields}
             return state, records._replace(**new), step + 1
 
         return body
@@ -158,17 +154,11 @@ def _generate(
 
 def counts_of(info: StepInfo) -> Records:
     """The counts of one round, i32[B] each."""
-    return Records(info.emitted, info.accepted, info.drafted, info.tested, info.verified)
+    return Records(*(getattr(info, name) for name in Records._fields))
 
 
-_idle = jax.jit(idle_step, static_argnums=(0, 1, 2), donate_argnums=(4,))
+_idle, _step = _jit(idle_step), _jit(speculative_step, static_argnames="verify_widths")
 _resting = jax.jit(resting, static_argnums=0)
-_step = jax.jit(
-    speculative_step,
-    static_argnums=(0, 1, 2),
-    static_argnames=("verify_widths",),
-    donate_argnums=(4,),
-)
 
 
 def stream(
@@ -282,8 +272,7 @@ def logprobs(state: DecodeState, lengths: Sequence[int]) -> list[list[float]]:
     check(state)
     if state.logprobs is None:
         raise UserError("the state has no logprobs; prefill it with logprobs=True")
-    values, length = np.asarray(state.logprobs), np.asarray(state.length)
-    return [values[b, int(lengths[b]) : length[b]].tolist() for b in range(values.shape[0])]
+    return _new(state.logprobs, state, lengths)
 
 
 def outputs(state: DecodeState, lengths: Sequence[int]) -> list[list[int]]:
@@ -292,5 +281,10 @@ def outputs(state: DecodeState, lengths: Sequence[int]) -> list[list[int]]:
     Raises as ``check`` does.
     """
     check(state)
-    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-    return [tokens[b, int(lengths[b]) : length[b]].tolist() for b in range(tokens.shape[0])]
+    return _new(state.tokens, state, lengths)
+
+
+def _new(values: jax.Array, state: DecodeState, lengths: Sequence[int]) -> list[list]:
+    """Of values [B,S] of each token those of the new ones."""
+    rows, end = np.asarray(values), np.asarray(state.length)
+    return [row[int(lengths[b]) : end[b]].tolist() for b, row in enumerate(rows)]

@@ -90,11 +90,8 @@ def start(
     ``blocks`` are those of one token of both models, [B,1,...]; the draft's is None without one.
     """
     batch, beams = own.scores.shape
-    front = Front(
-        jnp.broadcast_to(pending[:, None], (batch, beams)),
-        jnp.zeros((batch, beams, sizes.places), bool),
-    )
-
+    before = jnp.zeros((batch, beams, sizes.places), bool)
+    front = Front(jnp.broadcast_to(pending[:, None], (batch, beams)), before)
     none = jnp.zeros((batch,), jnp.int32)
     counts = (sizes.places, beams + sizes.places)
     grown, draft = (_empty(*each) for each in zip(models, blocks, counts, strict=True))
@@ -178,8 +175,7 @@ def _decide(
 
 def _unless(good: jax.Array, now: Search) -> Search:
     """The search in which the rows that are not ``good`` bool[B] have failed in the last pass."""
-    first = ~good & (now.failed < 0)
-    failed = jnp.where(first, now.passes - 1, now.failed)
+    failed = jnp.where(~good & (now.failed < 0), now.passes - 1, now.failed)
     return now.replace(failed=failed, own=now.own.replace(done=now.own.done | ~good))
 
 

@@ -56,12 +56,8 @@ def rules(stop: jax.Array, most: int, length_penalty: float, early_stopping: boo
     divisor = length**length_penalty
     far = early_stopping == "never" and length_penalty > 0
     best_divisor = np.full_like(divisor, divisor[-1]) if far else divisor
-    return Rules(
-        stop,
-        jnp.asarray(divisor, float),
-        jnp.asarray(best_divisor, float),
-        jnp.asarray(early_stopping is True),
-    )
+    now, best = (jnp.asarray(each, float) for each in (divisor, best_divisor))
+    return Rules(stop, now, best, jnp.asarray(early_stopping is True))
 
 
 def start(batch: int, beams: int, most: int, dtype) -> Hypotheses:

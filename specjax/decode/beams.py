@@ -184,8 +184,7 @@ def _beam_search(
 
     read_all = [read(*each) for each in zip(models, own, strict=True)]
     caches, logits, blocks = zip(*read_all, strict=True)
-    dtype = sampling.dtype_of(logits[0])
-    now = hypotheses.start(batch, sizes.beams, sizes.most, dtype)
+    now = hypotheses.start(batch, sizes.beams, sizes.most, sampling.dtype_of(logits[0]))
     now = rounds.start(sizes, models, now, pending[:, 0], blocks)
 
     step = functools.partial(rounds.step, sizes, models, params, caches, rules=rules)

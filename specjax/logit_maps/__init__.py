@@ -11,7 +11,7 @@ temperature and the cut-offs of ``specjax.sampling``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -103,12 +103,10 @@ def make(
     plain = bias is None and grammar_rows is None
     if plain and all((rows[name] == off.get(name, 0)).all() for name in rows):
         return None
-    penalties = {
-        name: jnp.asarray(rows[f"{name}_penalty"], jnp.float32)
-        for name in ("repetition", "presence", "frequency")
-    }
     return LogitMaps(
-        **penalties,
+        repetition=jnp.asarray(rows["repetition_penalty"], jnp.float32),
+        presence=jnp.asarray(rows["presence_penalty"], jnp.float32),
+        frequency=jnp.asarray(rows["frequency_penalty"], jnp.float32),
         min_new_tokens=jnp.asarray(rows["min_new_tokens"], jnp.int32),
         ends=jnp.broadcast_to(jnp.asarray(ends, jnp.int32), (batch, len(ends))),
         prompt=jnp.zeros((batch,), jnp.int32),
@@ -119,7 +117,8 @@ def make(
 
 def _bias(batch: int, logit_bias: Any, banned: Any, vocab_size: int | None) -> np.ndarray | None:
     """f32[B,V], or None. Raises UserError."""
-    biases, bans = _biases(logit_bias, batch), _bans(banned, batch)
+    biases = _by_row("logit_bias", logit_bias, batch, lambda each: each is None or _many(each))
+    bans = _by_row("banned", banned if _many(banned) else [banned], batch, _many)
     if not any(each is not None and len(each) for each in (*biases, *bans)):
         return None
     if vocab_size is None:
@@ -155,34 +154,24 @@ def _numbers(values: Any, vocab_size: int | None = None) -> np.ndarray:
     return array
 
 
-def _biases(value: Any, batch: int) -> list:
-    """The bias of each row. Raises UserError."""
-    if value is None or isinstance(value, Mapping):
+def _by_row(name: str, value: Any, batch: int, whole: Callable[[Any], bool]) -> list:
+    """The value of each row: one for all, or the entries if any of them is ``whole``.
+
+    Raises UserError for another number of entries.
+    """
+    if value is None or isinstance(value, Mapping) or not any(map(whole, value)):
         return [value] * batch
-    if not any(each is None or _many(each) for each in value):
-        return [value] * batch
-    return _one_each("logit_bias", value, batch)
-
-
-def _bans(value: Any, batch: int) -> list:
-    """The banned ids of each row. Raises UserError."""
-    if not _many(value):
-        value = [value]
-    return _one_each("banned", value, batch) if any(map(_many, value)) else [value] * batch
-
-
-def _many(value: Any) -> bool:
-    """Whether it has entries. (Their lengths may differ, so it cannot be made an array.)"""
-    return hasattr(value, "__len__") if not hasattr(value, "ndim") else value.ndim > 0
-
-
-def _one_each(name: str, value: Any, batch: int) -> list:
     if len(value) != batch:
         raise UserError(
             f"{name} has {len(value)} entries; "
             f"give one for each of the {batch} rows, or one for all"
         )
     return list(value)
+
+
+def _many(value: Any) -> bool:
+    """Whether it has entries. (Their lengths may differ, so it cannot be made an array.)"""
+    return hasattr(value, "__len__") if not hasattr(value, "ndim") else value.ndim > 0
 
 
 def _ids(name: str, ids: Any, vocab_size: int | None) -> np.ndarray:
@@ -220,16 +209,13 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
     """Raises UserError for a bias of another vocabulary, or end_ids outside it."""
     if maps is None:
         return
-    if maps.grammar is not None and maps.grammar.classes.shape[-1] != vocab_size:
-        raise UserError(
-            f"grammar was made for {maps.grammar.classes.shape[-1]} tokens, and the target has "
-            f"{vocab_size}; give vocab_size={vocab_size}"
-        )
-    if maps.bias is not None and maps.bias.shape[-1] != vocab_size:
-        raise UserError(
-            f"logit_bias and banned were made for {maps.bias.shape[-1]} tokens, and the target has "
-            f"{vocab_size}; give vocab_size={vocab_size}"
-        )
+    classes = maps.grammar and maps.grammar.classes
+    for what, array in (("grammar was", classes), ("logit_bias and banned were", maps.bias)):
+        if array is not None and array.shape[-1] != vocab_size:
+            raise UserError(
+                f"{what} made for {array.shape[-1]} tokens, and the target has {vocab_size}; "
+                f"give vocab_size={vocab_size}"
+            )
     if not isinstance(maps.ends, Tracer):
         _ids("end_ids", np.asarray(maps.ends).ravel(), vocab_size)
 
@@ -239,11 +225,9 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
 
 def begun(maps: LogitMaps, lengths: jax.Array) -> LogitMaps:
     """The maps for texts whose first ``lengths`` i32[B] tokens are the prompt."""
+    grammar = maps.grammar and grammars.begun(maps.grammar, lengths)
     # A copy: states are donated, and the lengths may be a field of the same state.
-    maps = maps.replace(prompt=jnp.copy(lengths))
-    if maps.grammar is None:
-        return maps
-    return maps.replace(grammar=grammars.begun(maps.grammar, lengths))
+    return maps.replace(prompt=jnp.copy(lengths), grammar=grammar)
 
 
 def advanced(maps: LogitMaps | None, tokens: jax.Array, length: jax.Array) -> LogitMaps | None:
@@ -281,9 +265,7 @@ def read(
     used = jnp.zeros((batch, vocab_size), bool).at[rows, ids].set(True, mode="drop")
     count = jnp.zeros((batch, vocab_size), jnp.int32)
     count = count.at[rows, ids].add(output.astype(jnp.int32), mode="drop")
-    grammar, state = maps.grammar, None
-    if grammar is not None:
-        state = grammars.walked(grammar, tokens, length).state
+    state = maps.grammar and grammars.walked(maps.grammar, tokens, length).state
     return Text(used, count, output.sum(-1).astype(jnp.int32), state)
 
 
@@ -341,8 +323,7 @@ def along_text(maps: LogitMaps | None, logits: jax.Array, tokens: jax.Array) -> 
     output = before & (place >= maps.prompt[:, None])[:, None]
     nothing = read(maps, tokens[:, :0], jnp.zeros((batch,), jnp.int32), logits.shape[-1])
     assert nothing is not None
-    if maps.grammar is not None:
-        nothing = nothing.replace(state=maps.grammar.start)
+    nothing = nothing.replace(state=maps.grammar and maps.grammar.start)
     start: Text = jax.tree.map(lambda x: x[:, None], nothing)
     after = _after(start, tokens, before, output, maps.grammar)
     return _or_unchanged(_map(maps, logits, after), logits)

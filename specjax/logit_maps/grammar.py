@@ -115,8 +115,7 @@ def _of_moves(
     free = np.zeros((1, len(first)), np.int32)
     following = np.stack([*free, *(row(state)[first] for state in range(len(moves)))])
     following, start = _trimmed(following, start + 1)
-    forced = _forced(following, classes, tokens)
-    return Automaton(following, classes, start, forced)
+    return Automaton(following, classes, start, _forced(following, classes, tokens))
 
 
 def _forced(
@@ -207,7 +206,8 @@ def of_regex(pattern: str, tokens: Any, vocab_size: int, ends: tuple[int, ...]) 
     moves: dict[int, dict[int, int]] = index.get_transitions()
     over = set(index.get_final_states())
     final = [name for name, own in moves.items() if own.get(vocab_size) in over]
-    names = np.array(sorted({index.get_initial_state(), *moves, *over}))
+    first = index.get_initial_state()
+    names = np.array(sorted({first, *moves, *over}))
 
     def numbers(states: Iterable[int]) -> np.ndarray:
         return np.searchsorted(names, np.fromiter(states, np.int64))
@@ -218,14 +218,9 @@ def of_regex(pattern: str, tokens: Any, vocab_size: int, ends: tuple[int, ...]) 
         known = ids < vocab_size
         return ids[known], numbers(own.values())[known]
 
-    return _of_moves(
-        [pairs(moves.get(name, {})) for name in names.tolist()],
-        vocab_size,
-        int(numbers([index.get_initial_state()])[0]),
-        set(numbers(final).tolist()),
-        ends,
-        tokens.tokens,
-    )
+    paths = [pairs(moves.get(name, {})) for name in names.tolist()]
+    start = int(numbers([first])[0])
+    return _of_moves(paths, vocab_size, start, set(numbers(final).tolist()), ends, tokens.tokens)
 
 
 def of_schema(
@@ -299,10 +294,8 @@ def of_rows(given: Any, batch: int, vocab_size: int | None) -> Grammar | None:
     Raises:
         UserError: another number of rows, another vocabulary, or no automaton.
     """
-    rows = [given] * batch if given is None or isinstance(given, Automaton) else given
-    if not isinstance(rows, Sequence) or any(
-        each is not None and not isinstance(each, Automaton) for each in rows
-    ):
+    rows = [given] * batch if isinstance(given, Automaton | None) else given
+    if not isinstance(rows, Sequence) or not all(isinstance(x, Automaton | None) for x in rows):
         raise UserError(
             "grammar must be an automaton of specjax.logit_maps.grammar, or one or None for each "
             "row; generate_text also takes expressions and schemas"
@@ -327,10 +320,9 @@ def of_rows(given: Any, batch: int, vocab_size: int | None) -> Grammar | None:
     free = Automaton(*nothing, FREE, np.full((1, WAYS), -1, np.int32))
 
     def padded(each: Automaton) -> tuple[np.ndarray, ...]:
-        table = np.zeros((states, classes), np.int32)
-        table[: len(each.following), : each.following.shape[1]] = each.following
-        forced = np.full((states, WAYS), -1, np.int32)
-        forced[: len(each.following)] = each.forced
+        height, width = each.following.shape
+        table = np.pad(each.following, ((0, states - height), (0, classes - width)))
+        forced = np.pad(each.forced, ((0, states - height), (0, 0)), constant_values=-1)
         return table, each.classes, forced, np.asarray(each.start, np.int32)
 
     made = {id(each): padded(each) for each in [free, *known]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,12 +32,10 @@ def empty_drafts(rule: Accept, siblings: str) -> Finding:
     Compiled: loops over nothing cannot be run one operation at a time.
     """
     name = f"{siblings}: a draft of 0 nodes"
-    case = plain_cases.star(siblings, 0)
-    state = loop.begin(
-        case.target, case.drafter, case.params, [plain_cases.prompt(case)] * ROWS, 1, 0
-    )
-    draft = loop.propose(case.drafter, case.params, state)
-    probs = jax.nn.softmax(case.params.target[tuple(plain_cases.prompt(case)[-2:])])
+    _, target, drafter, params = plain_cases.star(siblings, 0)
+    state = loop.begin(target, drafter, params, [plain_cases.PROMPT] * ROWS, 1, 0)
+    draft = loop.propose(drafter, params, state)
+    probs = jax.nn.softmax(params.target[tuple(plain_cases.PROMPT[-2:])])
     rows = jax.numpy.broadcast_to(probs, (ROWS, 1, len(probs)))
     keys = rng.RowKeys(state.keys, state.round, state.length)
     sampled = jax.jit(rule.sampled)(keys, draft, rows)
@@ -52,19 +51,13 @@ def empty_drafts(rule: Accept, siblings: str) -> Finding:
     return Finding(name, value > LEVEL, f"{ROWS} rows, p = {value:.2g}")
 
 
-def chance_of(rule: Accept, siblings: str, width: int, seed: int = 0) -> Finding:
+def chance_of(rule: Accept, siblings: str, width: int) -> Finding:
     """The chance that one of ``width`` siblings is accepted.
 
     It is at most that of the best rule for such siblings, positive, and equal to the closed form
     where one is known for the rule's name.
     """
-    case = plain_cases.star(siblings, width, seed=seed)
-    with jax.enable_x64(True):
-        params = plain_cases.star(siblings, width, seed=seed).params
-        seen = exact.histories(case.target, case.drafter, rule, params, plain_cases.PROMPT)
-        place = tuple(plain_cases.PROMPT[-2:])
-        target = _probs(params.target[place])
-        drafts = [_probs(table[place]) for table in params.draft]
+    seen, target, drafts = _first_round(rule, siblings, width)
     sets = _sets(siblings, width, drafts, len(target))
     best = best_coverage(target, list(sets), list(sets.values()))
     name = f"{width} {siblings} token{'s' * (width > 1)}: chance of acceptance"
@@ -80,23 +73,25 @@ def chance_of(rule: Accept, siblings: str, width: int, seed: int = 0) -> Finding
 
 def law_of_test(rule: Accept, siblings: str) -> Finding:
     """``Accept.law`` where one draft token is tested, against the enumerated law of that token."""
-    case = plain_cases.star(siblings, 1)
+    seen, target, (draft, *_) = _first_round(rule, siblings, 1)
+    if siblings == DETERMINISTIC:
+        draft = np.eye(len(draft))[np.argmax(draft)]
+    assert rule.law is not None
     with jax.enable_x64(True):
-        params = plain_cases.star(siblings, 1).params
-        seen = exact.histories(case.target, case.drafter, rule, params, plain_cases.PROMPT)
-        place = tuple(plain_cases.PROMPT[-2:])
-        target, draft = (_probs(table[place]) for table in (params.target, params.draft[0]))
-        if siblings == DETERMINISTIC:
-            draft = np.eye(len(draft))[np.argmax(draft)]
-        assert rule.law is not None
         law = np.asarray(rule.law(*map(jax.numpy.asarray, (target, draft, 1))))
     error = statistics.total_variation(law, seen.first_token(len(target)))
     detail = f"total variation {error:.1e} from the enumerated one"
     return Finding(f"{siblings}: the law of a tested token", error < EXACT, detail)
 
 
-def _probs(logits: jax.Array) -> np.ndarray:
-    return np.asarray(jax.nn.softmax(logits), np.float64)
+def _first_round(rule: Accept, siblings: str, width: int) -> tuple[exact.Histories, Any, list]:
+    """The histories of a round, and the probs f64[V] of the target and of each draft table."""
+    with jax.enable_x64(True):
+        _, lm, drafter, params = plain_cases.star(siblings, width)
+        seen = exact.histories(lm, drafter, rule, params, plain_cases.PROMPT)
+        logits = [table[tuple(plain_cases.PROMPT[-2:])] for table in (params.target, *params.draft)]
+        target, *drafts = (np.asarray(jax.nn.softmax(x), np.float64) for x in logits)
+    return seen, target, drafts
 
 
 def _sets(

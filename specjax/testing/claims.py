@@ -97,22 +97,20 @@ def largest_error(drafts: exact.Expanded) -> Worst:
     valid, tokens, probs = (np.asarray(x) for x in (draft.valid, draft.tokens, draft.probs))
     parents = np.asarray(parents_of(draft))
     valid = existing(parents, valid)
-    seen = [np.where(valid, 1, 0), np.where(valid, tokens, -1), np.where(valid, parents, -9)]
+    # A node that is not valid has the parent -9.
+    before, above = np.where(valid, tokens, -1), np.where(valid, parents, -9)
     declared = np.round(np.where(valid[..., None], probs, 0), 9)
     worst = Worst(-1.0, 0, 0, 0.0, 0.0)
     for node in range(valid.shape[1]):
         here = valid[:, node]
         if not here.any():
             continue
-        key = [seen[0][:, :node], seen[1][:, :node], seen[2][:, : node + 1]]
         own = declared[here][:, : node + 1].reshape(here.sum(), -1)
-        key = np.concatenate([*(part[here] for part in key), own], 1)
-        _, group = np.unique(key, axis=0, return_inverse=True)
-        group, weight = group.ravel(), chance[here]
-        mass = np.zeros((group.max() + 1, probs.shape[-1]))
-        np.add.at(mass, (group, tokens[here, node]), weight)
-        actual = mass / mass.sum(-1, keepdims=True)
-        claim = probs[here, node][np.unique(group, return_index=True)[1]]
+        key = np.concatenate([before[here, :node], above[here, : node + 1], own], 1)
+        _, first, group = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        mass = np.zeros((len(first), probs.shape[-1]))
+        np.add.at(mass, (group.ravel(), tokens[here, node]), chance[here])
+        actual, claim = mass / mass.sum(-1, keepdims=True), probs[here, node][first]
         error = np.abs(actual - claim)
         place = np.unravel_index(np.argmax(error), error.shape)
         if error[place] > worst.error:

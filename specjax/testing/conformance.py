@@ -67,8 +67,7 @@ def check_pair(
     (arguments of ``make_sampling``). Raises UserError for a rule that does not take such drafts.
     """
     accept.check_pair(drafter, rule)
-    run = Runner(drafter, rule, target, params, seed, more)
-    return pair_checks.all_checks(run, settings, rows)
+    return pair_checks.all_checks(Runner(drafter, rule, target, params, seed, more), settings, rows)
 
 
 def check_drafter(
@@ -110,8 +109,7 @@ def check_drafter(
     for rule in chosen:
         check_kinds(accept=rule)
         accept.check_pair(drafter, rule)
-    texts = prompts_of(target, prompts)
-    checks = _drafter_checks((drafter, target, params), chosen, texts, quick)
+    checks = _drafter_checks((drafter, target, params), chosen, prompts_of(target, prompts), quick)
     # Without a rule no law is compared.
     proves = "drafter" if chosen and not quick else ""
     how = {"progress": progress, "first_failure": first_failure, "proves": proves}
@@ -206,15 +204,11 @@ def _rule_checks(rule: Accept, quick: bool) -> Iterator[Check]:
     exact = rule.lossless_class == "L1"
     for kind in rule.siblings if exact else ():
         yield f"{kind}: a draft of 0 nodes", acceptance_checks.empty_drafts, rule, kind
-        deep = [
-            (plain_cases.deep(kind), SETTINGS[0]),
-            (plain_cases.deep(kind, holes=True), SETTINGS[1]),
-            (plain_cases.deep(kind, sparse=True), SETTINGS[3]),
-        ]
-        for number, (case, settings) in enumerate(deep[:2] if quick else deep):
-            yield _law(rule, case, settings, count=not quick, depths=number == 0)
+        yield _law(rule, plain_cases.deep(kind), SETTINGS[0], count=not quick, depths=True)
+        yield _law(rule, plain_cases.deep(kind, holes=True), SETTINGS[1], count=not quick)
         if quick:
             continue
+        yield _law(rule, plain_cases.deep(kind, sparse=True), SETTINGS[3])
         # With two tokens a residual is one token: four show how it is computed.
         yield _law(rule, plain_cases.star(kind, 1 if kind == CHAIN else 3, 4), {}, count=False)
         for width in (1,) if kind == CHAIN else (1, 2):

@@ -69,25 +69,21 @@ def _one_round(drafter: Drafter, target: LM, params: ModelParams) -> tuple[Any, 
 def _check_call(drafter: Drafter, name: str, arguments: tuple[str, ...]) -> None:
     """Raises UserError unless the function can be called with these arguments."""
     function, taken = getattr(drafter, name), ", ".join(arguments)
+    which = f"{name} of {drafter.name}"
     if not callable(function):
-        wrong = f"{name} of {drafter.name} is {function!r}"
-        raise UserError(f"{wrong}; it must be a function ({taken})")
+        raise UserError(f"{which} is {function!r}; it must be a function ({taken})")
     shown = inspect.signature(function)
-    wrong = f"{name} of {drafter.name} takes {shown}; it is called with ({taken})"
     try:
-        inspect.signature(function).bind(*arguments)
+        shown.bind(*arguments)
     except TypeError:
-        raise UserError(wrong) from None
+        raise UserError(f"{which} takes {shown}; it is called with ({taken})") from None
 
 
 def _check_state(drafter: Drafter, before: Any, after: Any) -> None:
     """Raises UserError unless a round keeps the structure, the shapes and the dtypes of a state."""
+    leaves = [jax.tree_util.tree_leaves_with_path(state) for state in (before, after)]
     first, second = (
-        {
-            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        }
-        for state in (before, after)
+        {jax.tree_util.keystr(path): checks.shown(leaf) for path, leaf in each} for each in leaves
     )
     given, names = "update" if drafter.update is not same_state else "propose", [*first, *second]
     wrong = [name for name in names if first.get(name) != second.get(name)]
@@ -125,8 +121,7 @@ def well_formed(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
                 raise UserError(f"row {row} has an invalid node, and the drafter declares whole")
     except UserError as error:
         return Finding(name, False, str(error))
-    shape = f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep"
-    return Finding(name, True, shape)
+    return Finding(name, True, f"{drafter.siblings}, {drafter.nodes} nodes, {drafter.longest} deep")
 
 
 def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
@@ -151,8 +146,7 @@ def probs_of_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
         if error is None:
             return Finding(name, True, "its drafts are deterministic")
         worst = max(worst, float(error))
-    detail = f"its probs are off by at most {worst:.1e} in five rounds"
-    return Finding(name, worst < 1e-4, detail)
+    return Finding(name, worst < 1e-4, f"its probs are off by at most {worst:.1e} in five rounds")
 
 
 def check_draft(

@@ -86,13 +86,13 @@ def enumerated(
         if not len(weight):
             break
         parts = []
-        for part in _round(target, drafter, rule, params, state, shared, weight):
+        for rows, info, chance in _round(target, drafter, rule, params, state, shared, weight):
             if number == 0:
-                drafted += float((part.info.drafted * part.weight).sum())
-                accepted += np.bincount(part.info.accepted, part.weight, len(accepted))
-            done = np.asarray(part.rows["done"])
-            _add(law, truth, part.rows, part.weight, done, len(prompt))
-            parts.append(jax.tree.map(lambda x: x[~done], (part.rows, part.weight)))  # noqa: B023
+                drafted += float((info.drafted * chance).sum())
+                accepted += np.bincount(info.accepted, chance, len(accepted))
+            done = np.asarray(rows["done"])
+            _add(law, truth, rows, chance, done, len(prompt))
+            parts.append(jax.tree.map(lambda x: x[~done], (rows, chance)))  # noqa: B023
         state, weight = _joined(parts)
     _add(law, truth, state, weight, np.ones(len(weight), bool), len(prompt))
     return Enumerated(law, truth, drafted, accepted)
@@ -145,7 +145,7 @@ def histories(
     target = _compiled(target)
     state, shared = _begin(target, drafter, params, prompt, drafter.longest + 1, settings)
     parts = _round(target, drafter, rule, params, state, shared, np.ones(1))
-    return Histories(*_joined([(part.info, part.weight) for part in parts]))
+    return Histories(*_joined([part[1:] for part in parts]))
 
 
 def _joined(parts: list) -> Any:
@@ -182,8 +182,7 @@ def _begin(
     settings = {"width": -(-len(prompt) // 8) * 8, "max_len": size, **settings}
     # For one row, compiling would take longer than running without jit.
     with jax.disable_jit():
-        new = size - len(prompt)
-        state = loop.begin(target, drafter, params, [prompt], new, 0, **settings)
+        state = loop.begin(target, drafter, params, [prompt], size - len(prompt), 0, **settings)
     for _ in range(after):
         state, _ = _play(target, drafter, accept.load("match"), params, state)
     rows, shared = _rows(state.replace(limit=state.length + steps))
@@ -202,18 +201,13 @@ def _rows(state: DecodeState) -> tuple[dict, dict]:
     return rows, {name: parts[name] for name in ROWLESS}
 
 
-class _Part(NamedTuple):
-    """Some of the histories of a round."""
-
-    rows: dict  # of the states after the round
-    info: StepInfo
-    weight: np.ndarray  # f64[R] the probability of each history
-
-
 def _round(
     target, drafter, rule, params, state: dict, shared: dict, weight: np.ndarray
-) -> Iterator[_Part]:
-    """Every history of one round from states with these weights, a part at a time."""
+) -> Iterator[tuple[dict, StepInfo, np.ndarray]]:
+    """Every history of one round from states with these weights, a part at a time.
+
+    The rows of the states after the round, its ``StepInfo``, and the probability f64[R] of each.
+    """
     rule = verdicts.enforced(rule)
 
     def decide(script, given):
@@ -234,7 +228,7 @@ def _round(
         given = jax.tree.map(lambda x: x[part], (state, *drafted.value))  # noqa: B023
         decided = expand(decide, given, len(weight[part]), drafted.ledger)
         rows, info = decided.value
-        yield _Part(rows, info, weight[part][decided.source] * decided.chance)
+        yield rows, info, weight[part][decided.source] * decided.chance
     shared["round"] = shared["round"] + 1
 
 
@@ -387,8 +381,10 @@ class _Script:
     same purpose and index), because the outcomes would not be independent.
     """
 
-    def __init__(self, branches: _Branches, ledger: Iterable[tuple] = ()):
-        self.branches, self.batch, self.ledger = branches, len(branches.source), set(ledger)
+    def __init__(self, branches: _Branches, ledger: set[tuple], prefix=(), target=()):
+        self.branches, self.batch, self.ledger = branches, len(branches.source), ledger
+        # What ``inner`` puts before the places of a part: of all noise, and of its target's draws.
+        self._prefix, self._target = prefix, target
 
     def coins(self, count: int, dtype=jnp.float32) -> _Coins:
         self._enter(("coins",))
@@ -434,8 +430,7 @@ class _Script:
 
     def _at_places(self, purpose: int, weights: jax.Array, index, choose: Callable) -> Any:
         """``choose`` of the weights f64[R,K], or of those at each place of f64[R,P,K], stacked."""
-        masses = np.asarray(weights, np.float64)
-        results = []
+        masses, results = np.asarray(weights, np.float64), []
         places = masses[:, None] if masses.ndim == 2 else masses
         for place, number in enumerate([None] if index is None else np.atleast_1d(index).tolist()):
             self._enter((purpose, number))
@@ -444,13 +439,15 @@ class _Script:
             return results[0]
         return jax.tree.map(lambda *x: jnp.stack(x, 1), *results)
 
-    def inner(self, index: int | jax.Array, same_target: bool = False) -> _Inner:
-        return _Inner(self, int(index), same_target)
+    def inner(self, index: int | jax.Array, same_target: bool = False) -> _Script:
+        prefix = (*self._prefix, int(index))
+        return _Script(self.branches, self.ledger, prefix, self._target if same_target else prefix)
 
     def __getattr__(self, name: str):
         raise NotEnumerable(f"RowKeys.{name} is raw noise; only coins and draws can be enumerated")
 
     def _enter(self, place: tuple) -> None:
+        place = (*(self._target if place[0] == "position" else self._prefix), *place)
         if place in self.ledger:
             raise NoiseReused(f"the noise {place} was requested twice in one round")
         self.ledger.add(place)
@@ -460,38 +457,19 @@ class _Script:
         return jnp.asarray(self.branches.choose(weights))
 
 
-class _Inner(_Script):
-    """The keys of one part of a drafter: its own places in the ledger of the outer script."""
-
-    def __init__(self, outer: _Script, index: int, same_target: bool):
-        self.outer, self.index, self.same_target = outer, index, same_target
-        self.batch = outer.batch
-
-    def _enter(self, place: tuple) -> None:
-        shared = self.same_target and place[0] == "position"
-        self.outer._enter(place if shared else (self.index, *place))
-
-    def _one(self, weights: np.ndarray) -> jax.Array:
-        return self.outer._one(weights)
-
-
 class _Coins:
     def __init__(self, script: _Script, count: int):
         self.script, self.tossed = script, np.zeros((script.batch, count), bool)
 
     def flip(self, kept: jax.Array, total: jax.Array, node: jax.Array | None = None) -> jax.Array:
-        above, below = np.broadcast_arrays(
-            np.asarray(kept, np.float64), np.asarray(total, np.float64)
-        )
+        above, below = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (kept, total)))
         with np.errstate(divide="ignore", invalid="ignore"):
             chance = np.where(above >= below, (above > 0) * 1.0, above / below)
         if np.isnan(chance).any() or (above < 0).any():
             raise ImpossibleProbs("a coin with NaN or negative masses")
         if node is not None:
             return self._toss(chance, np.asarray(node))
-        columns = [
-            self._toss(chance[:, i], np.full(len(chance), i)) for i in range(chance.shape[1])
-        ]
+        columns = [self._toss(each, np.full(len(each), i)) for i, each in enumerate(chance.T)]
         return jnp.stack(columns, 1) if columns else jnp.zeros(chance.shape, bool)
 
     def _toss(self, chance: np.ndarray, node: np.ndarray) -> jax.Array:
@@ -529,7 +507,7 @@ def expand(function: Callable, rows: Any, batch: int, ledger: Iterable[tuple] = 
         now = _Pending(*(x[-ROWS:] for x in waiting))
         waiting = _Pending(*(x[:-ROWS] for x in waiting))
         branches = _Branches(now, ROWS)
-        script = _Script(branches, ledger)
+        script = _Script(branches, set(ledger))
         given = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[branches.source]), rows)  # noqa: B023
         with jax.disable_jit():
             value = function(script, given)

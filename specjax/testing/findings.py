@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import traceback
@@ -95,7 +96,7 @@ def collect(
         rule: see ``Report``.
     """
     findings: list[Finding] = []
-    show = _shower(progress)
+    show = progress if callable(progress) else functools.partial(print, file=sys.stderr, flush=True)
     for title, check, *args in checks:
         begin = time.perf_counter()
         try:
@@ -104,7 +105,8 @@ def collect(
             results = Finding(title, False, where(error))
         for finding in [results] if isinstance(results, Finding) else results:
             findings.append(finding)
-            show(f"{finding} ({time.perf_counter() - begin:.1f} s)")
+            if progress:
+                show(f"{finding} ({time.perf_counter() - begin:.1f} s)")
         if first_failure and any(f.passed is False for f in findings):
             break
     return Report(name, tuple(findings), proves, rule)
@@ -125,11 +127,3 @@ def where(error: BaseException) -> str:
         frame = (users or known)[-1]
         place = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}, in {frame.name}: "
     return f"{place}{type(error).__name__}: {message}"
-
-
-def _shower(progress: Progress) -> Callable[[str], None]:
-    if callable(progress):
-        return progress
-    if progress:
-        return lambda line: print(line, file=sys.stderr, flush=True)
-    return lambda line: None

@@ -18,6 +18,7 @@ from specjax.types import LM, Accept, Drafter, ModelParams
 EXACT = 1e-12
 # Rows that are counted, the smallest p-value, and the rows that a cell has on average.
 ROWS, LEVEL, PER_CELL = 120_000, 1e-4, 20
+_Models = tuple[LM, Drafter, Accept, ModelParams]
 
 
 def check_law(
@@ -48,15 +49,11 @@ def check_law(
     accepted = np.zeros(steps)
     starts = [*((prompt, 0) for prompt in prompts), *((prompts[-1], n) for n in after)]
     with jax.enable_x64(True):
-        wide = jax.tree.map(widen, params)
+        models = target, drafter, rule, jax.tree.map(widen, params)
         try:
             for prompt, played in starts:
-                result = exact.enumerated(
-                    *(target, drafter, rule, wide, list(prompt), steps),
-                    rounds=1,
-                    after=played,
-                    **settings,
-                )
+                how = {"rounds": 1, "after": played, **settings}
+                result = exact.enumerated(*models, list(prompt), steps, **how)
                 worst = max(worst, statistics.total_variation(result.law, result.truth))
                 drafted += result.drafted / len(starts)
                 accepted += result.accepted / len(starts)
@@ -65,7 +62,9 @@ def check_law(
         except (exact.NotEnumerable, exact.TooLarge) as error:
             reason = str(error)
     if reason:
-        return _counted(name, reason, target, drafter, rule, params, prompts, count, settings)
+        if not count:
+            return Finding(name, None, f"not enumerated: {reason}")
+        return _counted(name, reason, (target, drafter, rule, params), prompts, settings)
     mean = float(accepted @ np.arange(steps))
     detail = f"total variation {worst:.1e}; {drafted:.3g} nodes drafted, {mean:.3g} accepted"
     if worst >= EXACT:
@@ -98,20 +97,15 @@ def distance(target, drafter, rule, params, prompts, **settings) -> Finding:
     return Finding(name, True, f"total variation {far[0]:.3g}, KL divergence {far[1]:.3g} nats")
 
 
-def _counted(
-    name: str, reason: str, target, drafter, rule, params, prompts, count: bool, settings: dict
-) -> Finding:
+def _counted(name: str, reason: str, models: _Models, prompts, settings: dict) -> Finding:
     """The law of the compiled loop over several rounds, by counting."""
-    if not count:
-        return Finding(name, None, f"not enumerated: {reason}")
+    target, drafter, *_ = models
     most = int(np.log(ROWS / PER_CELL) / np.log(target.vocab_size))
     steps = max(min(drafter.longest + 2, most), 1)
     worst, detectable = 1.0, 0.0
     for seed, prompt in enumerate(prompts):
         try:
-            fit = loop.loop_fit(
-                target, drafter, rule, params, prompt, steps, ROWS, seed, **settings
-            )
+            fit = loop.loop_fit(*models, prompt, steps, ROWS, seed, **settings)
         except exact.WrongVerdict as error:
             return Finding(name, False, str(error))
         worst, detectable = min(worst, fit.p_value), max(detectable, fit.detectable)

@@ -50,8 +50,7 @@ def _mapped(
     result = np.array(logits, np.float64)
     for row, text in enumerate(np.asarray(tokens).tolist()):
         for place in range(result.shape[1]):
-            end = begin + place
-            parts = (text[:prompt], text[prompt:end])
+            parts = text[:prompt], text[prompt : begin + place]
             result[row, place] = mapped_logits(maps, row, result[row, place], *parts)
     return jnp.asarray(result, logits.dtype)
 
@@ -63,17 +62,14 @@ def mapped_logits(
 
     In the order of ``specjax.logit_maps``, one token at a time.
     """
-    repetition, presence, frequency = (
-        float(x[row]) for x in (maps.repetition, maps.presence, maps.frequency)
-    )
+    penalties = (maps.repetition, maps.presence, maps.frequency)
+    repetition, presence, frequency = (float(rows[row]) for rows in penalties)
     ends, least = np.asarray(maps.ends[row]).tolist(), int(maps.min_new_tokens[row])
     bias = None if maps.bias is None else np.asarray(maps.bias[row], np.float64)
     allowed = _allowed(maps, row, output, len(logits))
     result = np.zeros(len(logits))
     for token, value in enumerate(np.asarray(logits, np.float64).tolist()):
-        if token not in allowed:
-            value = -np.inf
-        if token in ends and len(output) < least:
+        if token not in allowed or (token in ends and len(output) < least):
             value = -np.inf
         if bias is not None:
             value += bias[token]

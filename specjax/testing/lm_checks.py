@@ -93,18 +93,15 @@ def _wrong_form(lm: LM, params: Params) -> str | None:
     try:
         tokens, count = jnp.zeros((ROWS, SIZE), jnp.int32), jnp.zeros(ROWS, jnp.int32)
         cache = lm.init_cache(ROWS, 2 * SIZE)
-        result, returned = (
-            tree.shapes(lm.apply, params, tokens, cache),
-            f"apply of {lm.name} returned",
-        )
+        result = tree.shapes(lm.apply, params, tokens, cache)
+        returned = f"apply of {lm.name} returned"
         if not isinstance(result, tuple) or len(result) != 2 or not hasattr(result[0], "logits"):
             return f"{returned} {type(result).__name__}; it must be (Output, block)"
         wide = max((jnp.dtype(x.dtype).itemsize for x in _floats(params)), default=4) == 8
         shape, right = (*tokens.shape, lm.vocab_size), jnp.dtype("f8" if wide else "f4")
         logits = result[0].logits
         if logits.shape != shape or logits.dtype != right:
-            own = checks.shown(logits)
-            return f"{returned} logits {own}; they must be {right}{list(shape)}"
+            return f"{returned} logits {checks.shown(logits)}; they must be {right}{list(shape)}"
         wrong = [x for x in jax.tree.leaves(result[1]) if x.shape[:2] != tokens.shape]
         if wrong:
             return f"{returned} a block with an array {list(wrong[0].shape)}; it must be [B,T,...]"
@@ -122,28 +119,23 @@ def _floats(values: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(values) if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
-def _before(lm: LM) -> int:
-    """N, the tokens before a block: more than the smallest window has positions."""
-    size = TEXT if lm.window is None else lm.window + BEYOND
-    if lm.max_positions is not None and size + 2 * SIZE > lm.max_positions:
-        raise UserError(
-            f"{lm.name} has {lm.max_positions} positions; the checks need {size + 2 * SIZE}"
-        )
-    return size
-
-
 class _Passes:
     """The passes of a model over texts with T = SIZE tokens after N committed ones."""
 
     def __init__(self, lm: LM, params: Params, close: float | None, seed: int):
         self.lm, self.params, self._close, self._traces = lm, params, close, 0
-        size = _before(lm)
+        # N, the tokens before a block: more than the smallest window has positions.
+        size = TEXT if lm.window is None else lm.window + BEYOND
+        self.size = size + 2 * SIZE
+        if lm.max_positions is not None and self.size > lm.max_positions:
+            raise UserError(
+                f"{lm.name} has {lm.max_positions} positions; the checks need {self.size}"
+            )
         self.committed = ALONG if lm.chains_only else PATHS
         draw = functools.partial(np.random.default_rng(seed).integers, 0, lm.vocab_size)
-        self.text, self.nodes, self.more = (
-            draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)
-        )
-        self.past, self.size = self.text[:, :size], size + 2 * SIZE
+        texts = [draw((ROWS, count)).astype(np.int32) for count in (size + SIZE, SIZE, MORE)]
+        self.text, self.nodes, self.more = texts
+        self.past = self.text[:, :size]
         # The committed tokens: N in all rows, and rows of unequal length.
         self.even = np.full(ROWS, size, np.int32)
         self.uneven = np.asarray([size, max(size - 4, 1), 0], np.int32)
@@ -223,8 +215,7 @@ class _Passes:
 
     @functools.cached_property
     def _trees(self) -> tuple[np.ndarray, ...]:
-        args = self.params, self.past, self.uneven, self.nodes
-        return tuple(map(np.asarray, self._tree(*args)))
+        return tuple(map(np.asarray, self._tree(self.params, self.past, self.uneven, self.nodes)))
 
     @functools.cached_property
     def allowed(self) -> float:

@@ -46,23 +46,17 @@ def begin(
     """
     packed, lengths = decode.pack_prompts(prompts, width)
     new = np.broadcast_to(np.asarray(new, np.int32), lengths.shape)
-    return decode.prefill(
-        target,
-        drafter,
-        params,
-        packed,
-        lengths,
-        rng.row_keys(seed, list(range(len(prompts))) if ids is None else ids),
-        max_len=max_len or int(packed.shape[1] + new.max()),
-        limit=lengths + new,
-        sampling=sampling.make_sampling(len(prompts), **settings),
-    )
+    keys = rng.row_keys(seed, len(prompts) if ids is None else ids)
+    rows = sampling.make_sampling(len(prompts), **settings)
+    size = max_len or int(packed.shape[1] + new.max())
+    given = (target, drafter, params, packed, lengths, keys)
+    return decode.prefill(*given, max_len=size, limit=lengths + new, sampling=rows)
 
 
 def propose(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:
     """The draft of the next round, as the drafter gives it."""
-    keys = rng.RowKeys(state.keys, state.round, state.length, nodes=drafter.nodes)
-    return drafter.propose(params, keys, step.context_of(state), state.draft)[0]
+    context = step.context_of(state)
+    return drafter.propose(params, step.keys_of(drafter, state), context, state.draft)[0]
 
 
 def loop_fit(

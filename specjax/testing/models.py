@@ -28,17 +28,11 @@ def tiny_config(
 
     It has grouped-query attention, unless the family cannot have it (GPT-2, GPT-NeoX).
     """
-    return families.shape(
-        family,
-        vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_layers=layers,
-        num_heads=4,
-        num_kv_heads=2 if "num_kv_heads" in families.FAMILIES[family].keys else 4,
-        head_dim=width // 4,
-        max_positions=128,
-    )
+    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": width // 4}
+    if "num_kv_heads" in families.FAMILIES[family].keys:
+        heads["num_kv_heads"] = 2
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "max_positions": 128}
+    return families.shape(family, vocab_size=vocab_size, num_layers=layers, **sizes, **heads)
 
 
 def tiny(
@@ -51,9 +45,7 @@ def tiny(
     """
     config = tiny_config(family, **shape)
     params = lm.init_params(config, jax.random.key(seed), dtype)
-    return lm.from_config(config, dtype), jax.tree.map(
-        lambda x: x * scale if x.ndim > 1 else x, params
-    )
+    return lm.from_config(config, dtype), _scaled(params, scale)
 
 
 def tiny_t5(seed: int = 0, scale: float = 20.0, dtype=jnp.float32, **fields) -> tuple[LM, dict]:
@@ -65,8 +57,12 @@ def tiny_t5(seed: int = 0, scale: float = 20.0, dtype=jnp.float32, **fields) -> 
     sizes |= {"vocab_size": 32, "num_layers": 2, "buckets": 8, "max_distance": 12}
     config = t5(**sizes | {"start_token_id": 0} | fields)
     params = lm.init_params(config, jax.random.key(seed))
-    params = jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
-    return lm.from_config(config, dtype), params
+    return lm.from_config(config, dtype), _scaled(params, scale)
+
+
+def _scaled(params: Any, scale: float) -> Any:
+    """The parameters with their matrices multiplied."""
+    return jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, params)
 
 
 def prompts_of(target: LM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -93,17 +89,6 @@ class TabularCache(struct.PyTreeNode):
 
     length: jax.Array  # i32[B]
     entries: jax.Array  # i32[B,S] the tokens
-
-    def score(self, table, tokens, layout=None, block=None) -> tuple[Output, jax.Array]:
-        """``LM.apply`` of a table after this text."""
-        batch, size = tokens.shape
-        if block is None:
-            block = jnp.zeros((batch, 0), jnp.int32)
-        if layout is None:
-            layout = tree.chain_layout(batch, size, block.shape[1])
-        index, entries = self.read(table.shape[-1], tokens, layout, block)
-        logits = table[index, jnp.clip(tokens, 0, table.shape[-1] - 1)]
-        return Output(logits, logits), entries
 
     def read(self, vocab: int, tokens, layout, block) -> tuple[jax.Array, jax.Array]:
         """The first index of each token's logits, and the entries of the tokens."""
@@ -159,14 +144,21 @@ def tapped(missing: int, layers: tuple[int, ...]) -> Callable:
     return with_taps
 
 
-def _score(table, tokens, cache, layout=None, block=None):
-    return cache.score(table, tokens, layout, block)
+def _score(table, tokens, cache, layout=None, block=None) -> tuple[Output, jax.Array]:
+    batch, size = tokens.shape
+    if block is None:
+        block = jnp.zeros((batch, 0), jnp.int32)
+    if layout is None:
+        layout = tree.chain_layout(batch, size, block.shape[1])
+    index, entries = cache.read(table.shape[-1], tokens, layout, block)
+    logits = table[index, jnp.clip(tokens, 0, table.shape[-1] - 1)]
+    return Output(logits, logits), entries
 
 
 def _extended(pair, tokens, cache, layout=None, block=None):
     """``Inside.extended`` of a table: a row is added to the logits of the last token."""
     table, rows = pair
-    out, block = cache.score(table, tokens, layout, block)
+    out, block = _score(table, tokens, cache, layout, block)
     own = tokens - table.shape[-1]
     more = rows[jnp.clip(own, 0, len(rows) - 1)]
     logits = out.logits + jnp.where((own >= 0)[..., None], more, 0)
@@ -192,7 +184,7 @@ def _go_on(
     logits = jnp.roll(logits, 1 - known.count, -1)
     if size > done:
         later = None if layout is None else layout.replace(visible=layout.visible[:, done:])
-        out, more = cache.score(table, tokens[:, done:], later, known.block)
+        out, more = _score(table, tokens[:, done:], cache, later, known.block)
         logits, block = tree.join((logits, block), (out.logits, more))
     taps = tuple(jnp.roll(logits, layer, -1) for layer in layers)
     return Output(logits, logits, taps), block
@@ -218,21 +210,10 @@ def tabular(vocab_size: int, name: str = "tabular") -> LM:
     depend on the cache alone, so a wrong commit changes the output.
     """
     # The hidden vector is the logits and the head is the identity, so drafters with heads work too.
-    return LM(
-        _init_cache,
-        _score,
-        _commit,
-        vocab_size,
-        name=name,
-        width=vocab_size,
-        embed=_embed,
-        unembed=_unembed,
-        layers=LAYERS,
-        tapping=functools.partial(tapped, 0),
-        inside=Inside(
-            part=functools.partial(part, vocab_size, name), extended=_extended, above=above
-        ),
-    )
+    model = LM(_init_cache, _score, _commit, vocab_size, name=name, width=vocab_size, layers=LAYERS)
+    inside = Inside(functools.partial(part, vocab_size, name), extended=_extended, above=above)
+    taps = functools.partial(tapped, 0)
+    return model._replace(embed=_embed, unembed=_unembed, tapping=taps, inside=inside)
 
 
 def _init_cache(batch: int, slots: int) -> TabularCache:
@@ -266,9 +247,8 @@ def random_table(
 
     ``sparse``: in half of the contexts one token has probability 0.
     """
-    logits = sharpness * np.random.default_rng(seed).normal(
-        size=(vocab_size + 1, *[vocab_size] * 2)
-    )
+    shape = (vocab_size + 1, vocab_size, vocab_size)
+    logits = sharpness * np.random.default_rng(seed).normal(size=shape)
     if sparse:
         rng = np.random.default_rng(seed)
         for context in np.ndindex(logits.shape[:2]):
@@ -290,15 +270,8 @@ def keyed(vocab_size: int, name: str = "keyed") -> LM:
     tokens that are attended to, modulo V + 1, so a model that reads a part of the cache has other
     logits. The order of the slots does not matter.
     """
-    return LM(
-        _keyed_cache,
-        _keyed_apply,
-        kv.commit,
-        vocab_size,
-        name=name,
-        width=vocab_size,
-        inside=Inside(queries=_queries),
-    )
+    functions, inside = (_keyed_cache, _keyed_apply, kv.commit), Inside(queries=_queries)
+    return LM(*functions, vocab_size, name=name, width=vocab_size, inside=inside)
 
 
 def _keyed_cache(batch: int, slots: int) -> KVCache:

@@ -54,8 +54,7 @@ def greedy(run: Runner) -> Finding:
 
 def greedy_among_sampled(run: Runner) -> Finding:
     """A greedy row gives the same tokens in a batch with sampled rows."""
-    rows = run.ragged.settings["temperature"] == 0
-    good = run.greedy().equal(run.mixture())[rows]
+    good = run.greedy().equal(run.mixture())[run.ragged.settings["temperature"] == 0]
     return _of_rows("greedy rows among sampled ones", good, "rows equal to an all-greedy batch")
 
 
@@ -63,17 +62,14 @@ def ends(run: Runner) -> Finding:
     """EOS and length limits cut the text that is generated without EOS, and change nothing else."""
     eos = 0
     long, cut = run.mixture().tokens, run.mixture(eos)
-    short, lengths = cut.tokens, cut.lengths
     begin = np.asarray(run.ragged.lengths)
     limit = begin + np.asarray(run.ragged.new)
     place = np.arange(long.shape[1])
-    new = (place >= begin[:, None]) & (place < limit[:, None])
-    hit = new & (long == eos)
+    hit = (long == eos) & (place >= begin[:, None]) & (place < limit[:, None])
     expected = np.where(hit.any(1), np.argmax(hit, 1) + 1, limit)
     kept = place < np.reshape(expected, (-1, 1))
-    good = (lengths == expected) & (np.where(kept, long, -1) == short).all(1)
-    early = f"rows, {hit.any(1).mean():.0%} ended early"
-    return _of_rows("EOS and limits only cut", good, early)
+    good = (cut.lengths == expected) & (np.where(kept, long, -1) == cut.tokens).all(1)
+    return _of_rows("EOS and limits only cut", good, f"rows, {hit.any(1).mean():.0%} ended early")
 
 
 def independent_rows(run: Runner) -> Finding:
@@ -83,12 +79,9 @@ def independent_rows(run: Runner) -> Finding:
     # Every second row gets another text.
     changed = (np.arange(BATCH) % 2 == 1)[order]
     rows = jax.tree.map(lambda x: x[order], rows)
-    moved = run.run(
-        rows._replace(
-            tokens=jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens),
-            lengths=jnp.where(changed, rows.lengths[::-1], rows.lengths),
-        )
-    )
+    tokens = jnp.where(changed[:, None], rows.tokens[::-1], rows.tokens)
+    lengths = jnp.where(changed, rows.lengths[::-1], rows.lengths)
+    moved = run.run(rows._replace(tokens=tokens, lengths=lengths))
     good = Outputs(outputs.tokens[order], outputs.lengths[order]).equal(moved)[~changed]
     return _of_rows("a row is independent of its batch", good, "rows moved among other texts")
 
@@ -106,14 +99,10 @@ def output_law(run: Runner, settings: dict, count: int = ROWS) -> Finding:
     keys, new, drafted = rng.row_keys(1, count), [], 0.0
     for start in range(0, count, BATCH):
         part = slice(start, start + BATCH)
-        rows = Rows(
-            jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32),
-            jnp.full((BATCH,), WIDTH, jnp.int32),
-            jnp.full((BATCH,), steps, jnp.int32),
-            settings | {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]},
-            keys[part],
-        )
-        outputs = run.run(rows)
+        mixed = {"temperature": temperature[part], "min_p": np.asarray(MASKS)[mask[part]]}
+        texts = jnp.asarray(np.tile(prompt, (BATCH, 1)), jnp.int32)
+        lengths, most = (jnp.full((BATCH,), size, jnp.int32) for size in (WIDTH, steps))
+        outputs = run.run(Rows(texts, lengths, most, settings | mixed, keys[part]))
         new.append(outputs.tokens[:, WIDTH : WIDTH + steps])
         drafted += outputs.drafted * BATCH / count
     name, tokens = f"law, {setting_name(settings)}", np.concatenate(new)

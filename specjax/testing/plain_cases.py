@@ -36,18 +36,15 @@ DEEP_TREE = Topology((-1, -1, -1, 0, 0, 0, 3, 3, 3, 1, 9))
 IRREGULAR = Topology((-1, -1, -1, 0, 0, 1, 3, 3))
 # Kind of siblings -> vocabulary with which all outcomes of its deep drafts are enumerated.
 _DEEP = {CHAIN: 3, IID: 2, INDEPENDENT: 2, WITHOUT_REPLACEMENT: 3, DETERMINISTIC: 4, COUPLED: 2}
-# Kind of siblings -> a name, and a drafter with draft models whose drafts a rule for them takes.
-_REAL: dict[str, tuple[str, str, dict[str, Any]]] = {
-    CHAIN: ("chain", "draft_model", {"gamma": 2}),
-    IID: ("iid", "draft_tree", {"tree": "2x1", "siblings": IID}),
-    INDEPENDENT: ("independent", "specinfer", {"tree": "chain:2"}),
-    WITHOUT_REPLACEMENT: (
-        "without_replacement",
-        "draft_tree",
-        {"tree": "2x1", "siblings": WITHOUT_REPLACEMENT},
-    ),
-    DETERMINISTIC: ("irregular", "draft_tree", {"tree": IRREGULAR, "siblings": IID}),
-    COUPLED: ("coupled", "draft_tree", {"tree": "2x1", "siblings": COUPLED}),
+# Kind of siblings -> a drafter with draft models whose drafts a rule for them takes.
+_REAL: dict[str, tuple[str, dict[str, Any]]] = {
+    CHAIN: ("draft_model", {"gamma": 2}),
+    INDEPENDENT: ("specinfer", {"tree": "chain:2"}),
+    DETERMINISTIC: ("draft_tree", {"tree": IRREGULAR, "siblings": IID}),
+    **{
+        kind: ("draft_tree", {"tree": "2x1", "siblings": kind})
+        for kind in (IID, WITHOUT_REPLACEMENT, COUPLED)
+    },
 }
 
 
@@ -70,33 +67,32 @@ def deep(siblings: str, *, holes: bool = False, sparse: bool = False) -> Case:
     shape = LONG_CHAIN if chain else DEEP_TREE
     drafter = plain_drafts(shape, siblings, ((2,) if chain else (4, 6, 9)) if holes else ())
     name = f"deep {siblings}" + ", holes" * holes + ", sparse" * sparse
-    return _case(name, drafter, _DEEP[siblings], 0, sparse)
+    return _case(name, drafter, _DEEP[siblings], sparse)
 
 
-def star(siblings: str, width: int, vocab: int = VOCAB, seed: int = 0) -> Case:
+def star(siblings: str, width: int, vocab: int = VOCAB) -> Case:
     """``width`` siblings below the pending token and nothing below them; 0: an empty draft."""
-    drafter = plain_drafts(Topology((-1,) * width), siblings)
-    return _case(f"{width} {siblings}", drafter, vocab, seed)
+    return _case(f"{width} {siblings}", plain_drafts(Topology((-1,) * width), siblings), vocab)
 
 
-def _case(name: str, drafter: Drafter, vocab: int, seed: int, sparse: bool = False) -> Case:
+def _case(name: str, drafter: Drafter, vocab: int, sparse: bool = False) -> Case:
     """A case of ``plain_drafts``, with three tables of logits."""
-    tables = [random_table(seed + 1 + k, vocab, sparse=sparse and k == 0) for k in range(3)]
-    params = ModelParams(random_table(seed, vocab), jnp.stack(tables))
+    tables = [random_table(seed, vocab, sparse=sparse and seed == 1) for seed in (1, 2, 3)]
+    params = ModelParams(random_table(0, vocab), jnp.stack(tables))
     return Case(name, tabular(vocab), drafter, params)
 
 
 @functools.cache
 def real(siblings: str) -> Case:
     """A drafter with draft models, for a rule that takes such siblings."""
-    name, method, keys = _REAL[siblings]
+    method, keys = _REAL[siblings]
     target, draft, other = (tabular(VOCAB, name) for name in ("tabular", "draft", "other draft"))
     one, two = random_table(1, VOCAB), random_table(2, VOCAB)
     several = siblings == INDEPENDENT
     models = {"models": (draft, other)} if several else {"model": draft}
     drafter = drafters.make(method, target, **models, **keys)
     params = ModelParams(random_table(0, VOCAB), (one, two) if several else one)
-    return Case(name, target, drafter, params)
+    return Case("irregular" if siblings == DETERMINISTIC else siblings, target, drafter, params)
 
 
 def prompt(case: Case, tokens=PROMPT) -> list[int]:
@@ -116,10 +112,7 @@ def plain_drafts(shape: Topology, siblings: str, holes: tuple[int, ...] = ()) ->
     nodes ``holes`` are never valid; their tokens are outside the vocabulary, their probs NaN.
     """
     return Drafter(
-        init_params=lambda key: {},
-        init=lambda params, context, target_out, slots: (),
-        propose=functools.partial(_propose, shape, siblings, holes),
-        update=lambda params, state, draft, verdict, target_out: state,
+        functools.partial(_propose, shape, siblings, holes),
         nodes=shape.nodes,
         name=f"{siblings} of {shape.nodes} nodes" + (f" with {len(holes)} holes" if holes else ""),
         siblings=siblings,
@@ -139,16 +132,13 @@ def _propose(shape: Topology, siblings: str, holes: tuple[int, ...], params, key
         if not children:
             continue
         above, last = ends[parent]
-        each = [
-            sampling.to_probs(table[above, last], context.sampling)
-            for table in tables[: len(children) if siblings == INDEPENDENT else 1]
-        ]
+        several = tables[: len(children) if siblings == INDEPENDENT else 1]
+        each = [sampling.to_probs(table[above, last], context.sampling) for table in several]
         for node, drawn in zip(children, _siblings(siblings, keys, children, each), strict=True):
             nodes[node], ends[node] = drawn, (last, drawn[0])
     tree = siblings != CHAIN
-    parts = [
-        jnp.stack(part, 1) for part in zip(*(nodes[n] for n in range(shape.nodes)), strict=True)
-    ]
+    drawn = zip(*(nodes[node] for node in range(shape.nodes)), strict=True)
+    parts = [jnp.stack(part, 1) for part in drawn]
     tokens, valid, probs = parts or (
         jnp.zeros((batch, 0), jnp.int32),
         jnp.zeros((batch, 0), bool),

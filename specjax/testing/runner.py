@@ -119,12 +119,12 @@ class Runner:
         self.finished = self.frozen = self.donated = True
         self.mistakes = np.zeros(len(verdicts.MISTAKES), int)
         self._outputs: dict[tuple[str, int], Outputs] = {}
-        self._traced_once: int | None = None
+        self._traced_once = 0
 
     @property
     def retraces(self) -> int:
         """How often the target was traced after the first run."""
-        return len(self._traces) - (self._traced_once or 0)
+        return len(self._traces) - self._traced_once
 
     def run(self, rows: Rows, eos: int = NO_EOS) -> Outputs:
         """Decodes all rows; updates ``finished``, ``frozen``, ``donated`` and ``mistakes``."""
@@ -139,21 +139,16 @@ class Runner:
             state, records = decode.generate(*pair, state, max_steps=STEPS, **how)
             drafted += int(records.drafted.sum())
             tried += int((records.emitted > 0).sum())
-            self.donated &= all(
-                x.is_deleted() for x in jax.tree.leaves(previous.cache) if x.ndim > 1
-            )
+            buffers = [x for x in jax.tree.leaves(previous.cache) if x.ndim > 1]
+            self.donated &= all(x.is_deleted() for x in buffers)
             after = _texts(state)
-            self.frozen &= all(
-                (a[done] == b[done]).all() for a, b in zip(before, after, strict=True)
-            )
+            same = [a[done] == b[done] for a, b in zip(before, after, strict=True)]
+            self.frozen &= all(map(np.all, same))
             done, before = np.asarray(state.done), after
         self.finished &= bool(done.all())
         decode.check(state)
-        if self._traced_once is None:
-            self._traced_once = len(self._traces)
-        outputs = Outputs(
-            np.asarray(state.tokens), np.asarray(state.length), drafted / (tried or 1)
-        )
+        self._traced_once = self._traced_once or len(self._traces)
+        outputs = Outputs(*before[:2], drafted / (tried or 1))
         wrong = verdicts.marked_rows(outputs.tokens, self.vocab)
         self.mistakes += np.bincount(wrong, minlength=len(self.mistakes))
         return outputs
@@ -173,21 +168,14 @@ class Runner:
         params = ModelParams(self.params.target)
         state = self._begin(self.plain, none.make(self.plain), params, rows)
         state = decode.autoregressive(self.plain, params, state, max_steps=NEW, eos_id=(eos,))
-        return Outputs(np.asarray(state.tokens), np.asarray(state.length))
+        return Outputs(*_texts(state)[:2])
 
     def _begin(self, target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
         """The state before the first round of a run."""
-        return decode.prefill(
-            target,
-            drafter,
-            params,
-            rows.tokens,
-            rows.lengths,
-            rows.keys,
-            max_len=WIDTH + NEW,
-            limit=rows.lengths + rows.new,
-            sampling=sampling.make_sampling(BATCH, **rows.settings, **self.more),
-        )
+        settings = sampling.make_sampling(BATCH, **rows.settings, **self.more)
+        given = (target, drafter, params, rows.tokens, rows.lengths, rows.keys)
+        limit = rows.lengths + rows.new
+        return decode.prefill(*given, max_len=WIDTH + NEW, limit=limit, sampling=settings)
 
     def _once(self, name: str, rows: Rows, eos: int) -> Outputs:
         if (name, eos) not in self._outputs:
@@ -215,14 +203,11 @@ def _ragged_rows(target: LM, seed: int) -> Rows:
         "top_p": np.where(row % 2 == 0, 1.0, 0.8),
         "min_p": np.asarray(MASKS)[row // 6 % len(MASKS)],
     }
-    return Rows(
-        jnp.asarray(np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1), jnp.int32),
-        jnp.asarray(lengths, jnp.int32),
-        jnp.asarray(random.integers(0, NEW + 1, BATCH), jnp.int32),
-        settings,
-        rng.row_keys(0, BATCH),
-    )
+    tokens = np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1)
+    drawn = tokens, lengths, random.integers(0, NEW + 1, BATCH)
+    tokens, lengths, new = (jnp.asarray(x, jnp.int32) for x in drawn)
+    return Rows(tokens, lengths, new, settings, rng.row_keys(0, BATCH))
 
 
-def _texts(state: DecodeState) -> tuple[np.ndarray, ...]:
-    return tuple(np.asarray(x) for x in (state.tokens, state.length, state.cache.length))
+def _texts(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.asarray(state.tokens), np.asarray(state.length), np.asarray(state.cache.length)

@@ -61,12 +61,11 @@ def state_follows_text(
         return Finding(name, None, f"{detail}, but none does; declare it only where it is needed")
     if wrong:
         number, row = wrong[0]
-        return Finding(
-            name,
-            False,
+        detail = (
             f"after {number} rounds, in row {row}, a draft or a cache is not that after a fresh "
-            f"prefill of the same text ({len(wrong)} times; probs differ by up to {worst:.1e})",
+            f"prefill of the same text ({len(wrong)} times; probs differ by up to {worst:.1e})"
         )
+        return Finding(name, False, detail)
     if not nodes and drafter.nodes:
         return Finding(name, None, "no node was drafted")
     detail = f"{nodes} nodes in {ROUNDS} rounds equal those after a fresh prefill"
@@ -133,18 +132,16 @@ def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> F
     for row in range(len(PROMPTS)):
         whole = _decoded(drafter, target, params, row, (drafter.nodes + 1,))
         few = _decoded(drafter, target, params, row, None)
-        equal = jax.tree.map(np.array_equal, whole[:-1], few[:-1])
-        wrong += [] if all(jax.tree.leaves(equal)) else [row]
+        wrong += [] if all(map(np.array_equal, whole[:-1], few[:-1])) else [row]
         ran = few[-1] > 0
         narrow, rounds = narrow + int((few[-1][ran] <= drafter.nodes).sum()), rounds + ran.sum()
     if wrong:
-        return Finding(
-            name,
-            False,
+        detail = (
             f"after prompt {PROMPTS[wrong[0]]} at temperature {TEMPERATURES[wrong[0]]:g}, text or "
             f"rounds differ from those of verifying all nodes ({len(wrong)} of {len(PROMPTS)} "
-            "prompts)",
+            "prompts)"
         )
+        return Finding(name, False, detail)
     if not narrow:
         return Finding(name, True, "every round verified all nodes, so no other width was tried")
     return Finding(name, True, f"{narrow} of {rounds} rounds verified only a part")
@@ -155,22 +152,12 @@ def _decoded(
 ) -> tuple[np.ndarray, ...]:
     """The text, then what each round emitted, accepted, drafted, tested and verified."""
     rule = accept.load("chain" if drafter.siblings == "chain" else "recursive")
-    longest = max(len(prompt) for prompt in PROMPTS)
     # All prompts have one shape, so there is one program.
-    state = loop.begin(
-        target,
-        drafter,
-        params,
-        prompts_of(target, [PROMPTS[row]]),
-        NEW,
-        5,
-        [row],
-        width=longest,
-        temperature=TEMPERATURES[row],
-    )
-    state, records = decode.generate(
-        target, drafter, rule, params, state, max_steps=NEW, verify_widths=widths
-    )
+    options = {"width": max(map(len, PROMPTS)), "temperature": TEMPERATURES[row]}
+    prompt = prompts_of(target, [PROMPTS[row]])
+    state = loop.begin(target, drafter, params, prompt, NEW, 5, [row], **options)
+    pair = (target, drafter, rule, params)
+    state, records = decode.generate(*pair, state, max_steps=NEW, verify_widths=widths)
     decode.check(state)
     counts = records.emitted, records.accepted, records.drafted, records.tested, records.verified
     return tuple(np.asarray(x) for x in (state.tokens, *counts))

@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax import tree
 from specjax.accept.verdict import parents as parents_of
+from specjax.tree import duplicates
 from specjax.types import Accept, Draft, Verdict
 
 MISTAKES = (
@@ -44,7 +45,7 @@ def mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
-    batch, size = draft.tokens.shape
+    size = draft.tokens.shape[1]
     path, count = verdict.path, verdict.count
     node, on = jnp.clip(path, 0, max(size - 1, 0)), path >= 0
     parents = parents_of(draft)
@@ -53,40 +54,28 @@ def _mistakes(draft: Draft, verdict: Verdict, vocab: int) -> jax.Array:
         take = functools.partial(jnp.take_along_axis, indices=node, axis=1)
         exist = take(tree.exists(draft.valid, draft.parents)) & (path < size)
         above, drafted = take(parents), take(draft.tokens)
-        same = _copies(draft) if draft.parents is not None else jnp.eye(size + 1, dtype=bool)
-        same = jnp.broadcast_to(same, (batch, size + 1, size + 1))
-        rows = jnp.arange(batch)[:, None]
-        follows = same[rows, above + 1, jnp.clip(before + 1, 0, size)]
+        first = jnp.broadcast_to(jnp.arange(size), parents.shape)
+        if draft.parents is not None:
+            first = duplicates.first_with_path(draft, parents, jnp.ones_like(draft.valid))
+        # Copies have the same number here; the root is 0.
+        first = jnp.pad(first + 1, ((0, 0), (1, 0)))
+        pick = functools.partial(jnp.take_along_axis, first, axis=1)
+        follows = pick(above + 1) == pick(jnp.clip(before + 1, 0, size))
     else:
         exist = follows = jnp.zeros_like(on)
         drafted = jnp.zeros_like(path)
     accepted = on.sum(-1)
     last = jnp.take_along_axis(verdict.tokens, accepted[:, None], 1, mode="clip")[:, 0]
-    wrong = jnp.stack(
-        [
-            (on & (jnp.arange(path.shape[1]) >= accepted[:, None])).any(-1),
-            (on & ~exist).any(-1),
-            (on & ~follows).any(-1),
-            (on & (verdict.tokens[:, : path.shape[1]] != drafted)).any(-1),
-            count != accepted + 1,
-            (last < 0) | (last >= vocab),
-        ],
-        -1,
-    )
+    each = [
+        (on & (jnp.arange(path.shape[1]) >= accepted[:, None])).any(-1),
+        (on & ~exist).any(-1),
+        (on & ~follows).any(-1),
+        (on & (verdict.tokens[:, : path.shape[1]] != drafted)).any(-1),
+        count != accepted + 1,
+        (last < 0) | (last >= vocab),
+    ]
+    wrong = jnp.stack(each, -1)
     return jnp.where(wrong.any(-1), jnp.argmax(wrong, -1), -1).astype(jnp.int32)
-
-
-def _copies(draft: Draft) -> jax.Array:
-    """bool[B,N+1,N+1]: which nodes of a tree have the same tokens on their paths; 0 is the root."""
-    batch, size = draft.tokens.shape
-    above = jnp.pad(parents_of(draft) + 1, ((0, 0), (1, 0)), constant_values=0)
-    token = jnp.pad(draft.tokens, ((0, 0), (1, 0)), constant_values=-1)
-    root = jnp.arange(size + 1) == 0
-    equal = (token[:, :, None] == token[:, None]) & (root[:, None] == root)
-    rows, same = jnp.arange(batch)[:, None, None], equal
-    for _ in range(draft.longest - 1):
-        same = equal & same[rows, above[:, :, None], above[:, None]]
-    return same
 
 
 def enforced(rule: Accept) -> Accept:
@@ -96,11 +85,11 @@ def enforced(rule: Accept) -> Accept:
         wrong = np.asarray(mistakes(draft, verdict, vocab))
         if (wrong >= 0).any():
             row = int(np.argmax(wrong >= 0))
+            given, nodes = jax.tree.map(lambda x: np.asarray(x[row]).tolist(), (verdict, draft))
             raise WrongVerdict(
-                f"the rule gave {MISTAKES[wrong[row]]}: tokens {_row(verdict.tokens, row)}, count "
-                f"{int(verdict.count[row])}, path {_row(verdict.path, row)}; draft tokens "
-                f"{_row(draft.tokens, row)}, valid {_row(draft.valid, row)}"
-                + ("" if draft.parents is None else f", parents {_row(draft.parents, row)}")
+                f"the rule gave {MISTAKES[wrong[row]]}: tokens {given.tokens}, count "
+                f"{given.count}, path {given.path}; draft tokens {nodes.tokens}, valid "
+                f"{nodes.valid}" + ("" if nodes.parents is None else f", parents {nodes.parents}")
             )
         return verdict
 
@@ -149,7 +138,3 @@ def marked_rows(tokens: np.ndarray, vocab: int) -> np.ndarray:
     """i64[R]: the mistakes in texts [B,S] of a loop with a ``marked`` rule, one for each row."""
     ends = tokens.max(-1, initial=-1) - (vocab + 1)
     return ends[ends >= 0]
-
-
-def _row(values: jax.Array, row: int) -> list:
-    return np.asarray(values[row]).tolist()

@@ -32,10 +32,7 @@ class AcceptanceEstimate:
 
     def observe(self, accepted: np.ndarray, drafted: np.ndarray) -> None:
         """Counts a round: accepted and drafted tokens of each row."""
-        self.count(*counts_by_depth(accepted, drafted, self._limit))
-
-    def count(self, tested: np.ndarray, right: np.ndarray) -> None:
-        """Adds f64[limit] observations of each depth, and how many of them were accepted."""
+        tested, right = counts_by_depth(accepted, drafted, self._limit)
         fade = np.exp(-tested / self._memory)
         self._tested = self._tested * fade + tested
         self._accepted = self._accepted * fade + right
@@ -105,10 +102,9 @@ def counts_by_depth(
     accepted: np.ndarray, drafted: np.ndarray, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """f64[limit] each: rows in which a token at depth 1, 2, ... was tested, and was accepted."""
-    tested = np.bincount(np.minimum(accepted + 1, drafted), minlength=limit + 1)
-    right = np.bincount(accepted, minlength=limit + 1)
-    return _at_least(tested)[1 : limit + 1], _at_least(right)[1 : limit + 1]
 
+    def reached(depths: np.ndarray) -> np.ndarray:
+        rows = np.bincount(depths, minlength=limit + 1)
+        return rows[::-1].cumsum()[::-1].astype(float)[1 : limit + 1]
 
-def _at_least(counts: np.ndarray) -> np.ndarray:
-    return counts[::-1].cumsum()[::-1].astype(float)
+    return reached(np.minimum(accepted + 1, drafted)), reached(accepted)

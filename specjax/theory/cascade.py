@@ -64,8 +64,7 @@ def inner_rounds(inner_alpha: float, gamma: int, inner_gamma: int) -> float:
     chance = [alpha ** (t - 1) * (1 - alpha if t <= k else 1) for t in range(1, k + 2)]
     rounds = [0.0]
     for size in range(1, gamma + 1):
-        later = (p * rounds[max(size - t, 0)] for t, p in enumerate(chance, 1))
-        rounds.append(1 + sum(later))
+        rounds.append(1 + sum(p * rounds[max(size - t, 0)] for t, p in enumerate(chance, 1)))
     return rounds[-1]
 
 

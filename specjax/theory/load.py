@@ -155,8 +155,7 @@ def _check(requests: Requests, traces: AcceptanceTraces, max_batch: int) -> None
     arrival = checks.numbers("arrival", requests.arrival)
     if not arrival.size or arrival.ndim != 1 or (np.diff(arrival) < 0).any() or arrival[0] < 0:
         raise UserError("arrival must be a list of times that do not fall, from 0 on")
-    wrong = (requests.trace < 0) | (requests.trace >= len(traces.output))
-    if wrong.any():
+    if ((requests.trace < 0) | (requests.trace >= len(traces.output))).any():
         raise UserError(f"a request names a trace outside of 0..{len(traces.output) - 1}")
     if ((requests.output < 1) | (requests.output > traces.output[requests.trace])).any():
         raise UserError("a request asks for no token, or for more tokens than its trace has")

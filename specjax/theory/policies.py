@@ -105,13 +105,6 @@ class FollowAcceptance:
                 self._lengths[row] = min(max(moved, 1), self._limit)
 
 
-class _Plan(NamedTuple):
-    """Lengths of all rows that a policy compares with others."""
-
-    drafting: Sequence[int]  # rows that draft a first, second, ... token
-    tokens: float  # expected tokens of the round, or another measure of its worth
-
-
 class GoodputLength:
     """One length for all rows: that with the most expected tokens per second.
 
@@ -142,30 +135,32 @@ class GoodputLength:
         # Rows that can draft j tokens, for all j that some row can draft.
         able = np.bincount(limits)[::-1].cumsum()[::-1][1:]
         gains = np.cumsum(able * np.diff(cumulative[: len(able) + 1]))
-        rows, every = len(limits), able.tolist()
-        plans = [_Plan((), float(rows))]
-        plans += [_Plan(every[: k + 1], rows + gain) for k, gain in enumerate(gains.tolist())]
-        best, rate = self._best(batch, plans)
-        value = np.broadcast_to(np.diff(cumulative), (rows, self._limit))
+        plans = [able[:length].tolist() for length in range(len(able) + 1)]
+        best, rate = self._best(batch, plans, len(limits) + np.append(0.0, gains))
+        value = np.broadcast_to(np.diff(cumulative), (len(limits), self._limit))
         return self._explored(batch, np.minimum(limits, best), limits, value, rate)
 
     def observe(self, accepted: np.ndarray, drafted: np.ndarray) -> None:
         """Updates the estimates."""
         self._estimate.observe(accepted, drafted)
 
-    def _best(self, batch: RunningBatch, plans: Sequence[_Plan]) -> tuple[int, float]:
-        """The number of the best plan, and the highest rate of a round without prompts."""
+    def _best(
+        self, batch: RunningBatch, plans: Sequence[Sequence[int]], tokens: np.ndarray
+    ) -> tuple[int, float]:
+        """The number of the best plan, and the highest rate of a round without prompts.
+
+        A plan is the number of rows that draft a first, second, ... token; ``tokens`` f64[P] are
+        the expected tokens of the rounds, or another measure of their worth.
+        """
         rows, context = len(batch.requests), float(batch.context.sum())
-        works = [work_of_depths(rows, plan.drafting, context) for plan in plans]
-        times = [self._costs(work) for work in works]
-        rates = [plan.tokens / time for plan, time in zip(plans, times, strict=True)]
-        rate = max(rates)
-        best = rates.index(rate)
+        works = [work_of_depths(rows, plan, context) for plan in plans]
+        times = np.array([self._costs(work) for work in works])
+        best = int(np.argmax(rates := tokens / times))
+        rate = float(rates[best])
         if batch.prompt:
-            times = [self._costs(work._replace(prompt=batch.prompt)) for work in works]
-            gains = [plan.tokens - rate * t for plan, t in zip(plans, times, strict=True)]
-            best = gains.index(max(gains))
-        self._saved += self._explore * times[best]
+            times = np.array([self._costs(work._replace(prompt=batch.prompt)) for work in works])
+            best = int(np.argmax(tokens - rate * times))
+        self._saved += self._explore * float(times[best])
         return best, rate
 
     def _explored(
@@ -231,11 +226,8 @@ class GoodputRows(GoodputLength):
         equal = able & (depths <= depths[:, None, None])
         drafted = np.concatenate([worth >= least[:, None, None], equal])  # [P,B,K]
         mean = np.exp(np.where(drafted, worth, 0.0).sum((1, 2)) / len(limits))
-        plans = [
-            _Plan([rows for rows in each if rows], n)
-            for each, n in zip(drafted.sum(1).tolist(), mean.tolist(), strict=True)
-        ]
-        best, rate = self._best(batch, plans)
+        plans = [[rows for rows in each if rows] for each in drafted.sum(1).tolist()]
+        best, rate = self._best(batch, plans, mean)
         lengths = drafted[best].sum(1)
         return self._explored(batch, lengths, limits, growth * mean[best] / len(limits), rate)
 

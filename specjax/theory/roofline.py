@@ -21,17 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
 from specjax import checks
 from specjax.errors import UserError
+from specjax.models import lm
+from specjax.models.transformer_config import TransformerConfig
 from specjax.theory import chain
-
-if TYPE_CHECKING:
-    from specjax.models.transformer_config import TransformerConfig
 
 ACTIVATION_BYTES = 2  # of a number that chips exchange
 
@@ -89,18 +89,16 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     but are neither read in full nor multiplied. Experts are routed uniformly; ``measured_routing``
     gives a routing of its own. Raises UserError for sliding windows, recurrent layers and encoders.
     """
-    refused = {"sliding windows": config.windows, "recurrent layers": config.recurrent}
     total = parameters(config)
-    for what, given in refused.items():
-        if given:
-            raise UserError(
-                f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
-                "in every layer"
-            )
+    if config.windows or config.recurrent:
+        what = "sliding windows" if config.windows else "recurrent layers"
+        raise UserError(
+            f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
+            "in every layer"
+        )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
-    learned = config.positions == "learned"
-    looked_up = config.max_positions * config.hidden_size if learned else 0
+    looked_up = config.max_positions * config.hidden_size if config.positions == "learned" else 0
     if not config.tie_embeddings:
         looked_up += config.vocab_size * config.hidden_size
     width = config.num_layers * config.head_dim
@@ -111,17 +109,11 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         routing = Routing(own.experts, own.chosen, layers, each * size)
         used -= layers * own.experts * each
         computed = used + layers * own.chosen * each
+    cached = 2 * width * config.num_kv_heads * kv_size
     # A multiplication and an addition for each weight; for each cached token and head, one product
     # for the attention score and one for the weighted sum of values.
-    return Model(
-        total,
-        used * size,
-        2 * width * config.num_kv_heads * kv_size,
-        2 * computed,
-        4 * width * config.num_heads,
-        looked_up * size,
-        routing=routing,
-    )
+    work = 2 * computed, 4 * width * config.num_heads
+    return Model(total, used * size, cached, *work, looked_up * size, routing=routing)
 
 
 def distinct_experts(routing: Routing, tokens: float) -> float:
@@ -222,34 +214,7 @@ def parameters(config: TransformerConfig) -> int:
     """The number of parameters of a decoder. Raises UserError for a model with an encoder."""
     if config.positions == "relative":
         raise UserError("the roofline model has no encoder: it takes a decoder")
-    embed, hidden = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    # A LayerNorm has a bias.
-    norm = 2 if config.norm == "layer" else 1
-    gates = queries * config.attention_gate
-    attention = embed * (2 * queries + 2 * keys + gates)
-    attention += (queries + 2 * keys + gates) * config.attention_bias
-    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
-    normed = queries + keys if config.qk_norm_whole else 2 * config.head_dim
-    attention += embed * output_bias + norm * normed * config.qk_norm
-    recurrent = config.recurrent
-    layers = config.num_layers * (2 * norm * embed * (config.pre_norm + config.post_norm))
-    if recurrent is not None:
-        values = recurrent.value_heads * recurrent.value_dim
-        delta = (recurrent.channels + 2 * values + 2 * recurrent.value_heads) * embed
-        delta += recurrent.channels * recurrent.kernel + 2 * recurrent.value_heads
-        layers += len(recurrent.layers) * (delta + recurrent.value_dim - attention)
-    mlp = (2 + config.gated) * embed * hidden
-    mlp += ((1 + config.gated) * hidden + embed) * config.mlp_bias
-    total = layers + config.num_layers * (attention + mlp) + norm * embed
-    if config.experts is not None:
-        own = config.experts
-        each = 3 * embed * own.intermediate_size
-        total += len(own.layers) * (own.experts * (each + embed) - mlp)
-    total += config.vocab_size * embed * (1 if config.tie_embeddings else 2)
-    if config.positions == "learned":
-        total += config.max_positions * embed
-    return total + config.vocab_size * (config.head_bias and not config.tie_embeddings)
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(lm.abstract_params(config)))
 
 
 def pass_time(
@@ -353,9 +318,6 @@ def multiplier(
     gamma = checks.count("gamma", gamma, 0)
     context = checks.cost("context", context)
     cached = context if budget is None else min(context, checks.cost("budget", budget))
-    return chain.speedup(
-        chain.expected_tokens(checks.one_rate("alpha", alpha), gamma),
-        gamma * pass_time(machine, draft, batch, cached),
-        pass_time(machine, target, batch, context, gamma + 1),
-        pass_time(machine, target, batch, context),
-    )
+    tokens = chain.expected_tokens(checks.one_rate("alpha", alpha), gamma)
+    step, verify = (pass_time(machine, target, batch, context, n) for n in (1, gamma + 1))
+    return chain.speedup(tokens, gamma * pass_time(machine, draft, batch, cached), verify, step)

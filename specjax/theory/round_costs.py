@@ -75,8 +75,7 @@ class RooflineRounds(NamedTuple):
     def __call__(self, work: RoundWork) -> float:
         """The seconds of a round."""
         each = work.context / work.rows
-        tokens = work.verified + work.prompt
-        time = self.fixed + self._pass(self.target, tokens, work.context, each)
+        time = self.fixed + self._pass(self.target, work.verified + work.prompt, work.context, each)
         if self.draft is not None:
             for rows in work.drafting:
                 time += self._pass(self.draft, rows, rows * each, each)
@@ -111,8 +110,7 @@ class MeasuredRounds(NamedTuple):
         verified = work.rows * work.widest if self.padded else work.verified
         time = self.fixed + self.context * work.context
         time += _at(self.tokens, self.seconds, verified + work.prompt)
-        drafting = work.drafting if self.by_step else work.drafting[:1]
-        for rows in drafting:
+        for rows in work.drafting if self.by_step else work.drafting[:1]:
             time += _at(self.rows, self.draft, work.rows if self.padded else rows)
         return time
 

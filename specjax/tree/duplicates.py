@@ -40,7 +40,7 @@ def unique(draft: Draft) -> Unique:
     """The nodes with different paths. Nodes below one that is not valid do not exist."""
     assert draft.parents is not None, "nodes of a chain have different paths"
     existing = tree.exists(draft.valid, draft.parents)
-    first = _first(draft, draft.parents, existing)
+    first = first_with_path(draft, draft.parents, existing)
     kept = existing & (first == jnp.arange(first.shape[1]))
     order = jnp.argsort(~kept, axis=1, stable=True)
     place = jnp.take_along_axis(jnp.argsort(order, axis=1), first, 1).astype(jnp.int32)
@@ -60,7 +60,7 @@ def unique(draft: Draft) -> Unique:
     return Unique(few, place)
 
 
-def _first(draft: Draft, parents: jax.Array, existing: jax.Array) -> jax.Array:
+def first_with_path(draft: Draft, parents: jax.Array, existing: jax.Array) -> jax.Array:
     """i32[B,N]: the first node with the path of each node; the node itself if it does not exist."""
     itself = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
     alike = draft.tokens[:, :, None] == draft.tokens[:, None]

@@ -191,8 +191,7 @@ class LM(NamedTuple):
                 "none; take a model with hidden states"
             )
         # ``extended`` has the taps of this model, and not these.
-        inside = self.inside._replace(extended=None)
-        return self._replace(apply=self.tapping(layers), inside=inside)
+        return self._replace(apply=self.tapping(layers), inside=self.inside._replace(extended=None))
 
     def with_part(self, sublayers: Sublayers) -> LM:
         """The model of these sublayers (``Inside.part``).
