@@ -97,11 +97,9 @@ class Checkpoints:
 
     def best(self) -> tuple[int, float] | None:
         """(step, value) of the best saved state that has a value; or None."""
-        kept = set(self._manager.all_steps())
-        ranked = [
-            (self._sign * value, step) for step, value in self._values.items() if step in kept
-        ]
-        return (max(ranked)[1], self._values[max(ranked)[1]]) if ranked else None
+        saved = self._values.keys() & set(self._manager.all_steps())
+        ranked = sorted((self._sign * self._values[step], step) for step in saved)
+        return (ranked[-1][1], self._values[ranked[-1][1]]) if ranked else None
 
     def best_with(self, step: int, value: float) -> tuple[int, float]:
         """(step, value) of the best state if this one is saved too; the newest of equal ones."""
@@ -371,7 +369,10 @@ def check_same(
     instead.
     """
     trees = (declare.defaults(Training), stored, config)
-    known, before, now = (_leaves(json.loads(json.dumps(tree)), _no_dict) for tree in trees)
+    known, before, now = (
+        _leaves(json.loads(json.dumps(tree)), lambda value: not isinstance(value, dict))
+        for tree in trees
+    )
     before = {key: known[key] for key in known.keys() & now.keys()} | before
     if "train.steps" in before and before["train.steps"] < now.get("train.steps", 0):
         before["train.steps"] = now["train.steps"]
@@ -405,7 +406,3 @@ def _leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
     }
-
-
-def _no_dict(value: Any) -> bool:
-    return not isinstance(value, dict)

@@ -59,12 +59,6 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
             _average(records, term, [record["terms"][term] for record in records])
             for term in records[0]["terms"]
         )
-    return _per_token(values)
-
-
-def _per_token(values: dict[str, float]) -> dict[str, float]:
-    """The values with "loss_per_token" (for heads) and "uniform_per_token" for scale, uniform."""
-    values = dict(values)
     scale, uniform = values.pop("scale", None), values.pop("uniform", None)
     # A batch without labels has scale 0.
     divisor = 1.0 if scale is None else scale or 1.0
