@@ -264,16 +264,21 @@ def _kind(line: Mapping[str, Any]) -> str:
 def _conversation(kind: str, line: jsonl.Line) -> Conversation:
     """A line as a conversation. Raises UserError."""
     if kind == "speed_bench":
-        return _speed_bench(line)
+        line = _with_turns(line)
     text = "prompt" if "prompt" in (line.value or {}) else "text"
     value = line.check(kind, _KEYS[kind] | ({text: "text"} if kind == "mbpp" else {}))
     if kind == "prompts":
         category = value.get("category")
         category = category if isinstance(category, str) else None
         return Conversation(line.number, category, (value["prompt"],))
-    if kind == "spec_bench":
+    if kind in ("spec_bench", "speed_bench"):
         if not value["turns"]:
             raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
+        if kind == "speed_bench" and any(turn.startswith(PLACEHOLDER) for turn in value["turns"]):
+            raise UserError(
+                f"{line.where} has a placeholder and no text: run prepare_data.py of SPEED-Bench, "
+                "which fetches the texts, and give the file that it writes"
+            )
         return Conversation(value["question_id"], value["category"], tuple(value["turns"]))
     if kind == "humaneval":
         return Conversation(value["task_id"], kind, (value["prompt"],), completion=True)
@@ -291,23 +296,15 @@ def _conversation(kind: str, line: jsonl.Line) -> Conversation:
     return Conversation(value["task_id"], kind, (prompt,))
 
 
-def _speed_bench(line: jsonl.Line) -> Conversation:
-    """A row of SPEED-Bench as a conversation. Raises UserError."""
-    messages = (line.value or {}).get("messages")
-    if isinstance(messages, list) and all(isinstance(each, dict) for each in messages):
-        turns = {"turns": [each.get("content") for each in messages]}
-        if strange := [each for each in messages if each.get("role") != "user"]:
-            raise UserError(
-                f"{line.where} has a message of the role {strange[0].get('role')!r}; the messages "
-                "of a line of speed_bench are the turns of the user"
-            )
-        line = line._replace(value=(line.value or {}) | turns)
-    value = line.check("speed_bench", _KEYS["speed_bench"])
-    if not value["turns"]:
-        raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
-    if any(turn.startswith(PLACEHOLDER) for turn in value["turns"]):
+def _with_turns(line: jsonl.Line) -> jsonl.Line:
+    """A row of SPEED-Bench, whose messages are turns where it has any. Raises UserError."""
+    value = line.value or {}
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        return line
+    if strange := [each for each in messages if each.get("role") != "user"]:
         raise UserError(
-            f"{line.where} has a placeholder and no text: run prepare_data.py of SPEED-Bench, "
-            "which fetches the texts, and give the file that it writes"
+            f"{line.where} has a message of the role {strange[0].get('role')!r}; the messages "
+            "of a line of speed_bench are the turns of the user"
         )
-    return Conversation(value["question_id"], value["category"], tuple(value["turns"]))
+    return line._replace(value=value | {"turns": [each.get("content") for each in messages]})

@@ -93,8 +93,7 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     def write(folder: Path) -> tuple[dict, dict]:
         report(_sizes(plan, folder))
         compute = _computer(config, target, model, layout)
-        vocab_size = target.lm.vocab_size
-        totals, counts = _write_shards(folder, layout, plan, rows, compute, vocab_size)
+        totals, counts = _write_shards(folder, layout, plan, rows, compute, target.lm.vocab_size)
         if sharding.is_first():
             with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
                 np.save(file, counts)
@@ -171,8 +170,8 @@ def _of_documents(
     parts = []
     for group, (_, count) in enumerate(texts):
         for number in range(count):
-            labels, mask = objectives.labels_of(packing.cut(text((group, number)), length))
-            mask = np.ones(labels.shape, bool) if mask is None else np.asarray(mask)
+            # Packed rows have labels and segments, and so a mask.
+            mask = np.asarray(objectives.labels_of(packing.cut(text((group, number)), length))[1])
             parts += [((group, number), int(place)) for place in np.flatnonzero(mask.any(1))]
     return Rows(length, functools.lru_cache(64)(text), parts)
 
@@ -259,7 +258,8 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
 
     features = jax.jit(placement.gathering(forward))
 
-    def parts(texts: Sequence[Batch]) -> Iterator[tuple[Batch, Any]]:
+    def parts(texts: Sequence[Batch]) -> Iterator[Any]:
+        """(rows, their features on the device) of each batch of texts, and None at the end."""
         size = max(config.train.batch_size * length // (texts[0].tokens.shape[1] - 1), 1)
         size = -(-size // placement.parts) * placement.parts
         for start in range(0, len(texts), size):
@@ -269,30 +269,24 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
                 lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
             )
             yield packing.cut(whole, length), features(params, {}, placement.batch(whole))
+        yield None
 
-    def alike(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
+    def alike(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> Iterator[bytes]:
         number = (texts[0].tokens.shape[1] - 1) // length
         numbers = np.array([i * number + j for i, each in enumerate(wanted) for j in each])
-        found: list[bytes] = []
-        done, waiting = 0, None
-        # The device computes a batch while the one before is turned into records.
-        for part in itertools.chain(parts(texts), [None]):
-            if waiting is not None:
-                rows, values = waiting[0], sharding.fetch(waiting[1])
-                count = len(rows.tokens)
-                kept = numbers[(numbers >= done) & (numbers < done + count)] - done
-                chosen = jax.tree.map(operator.itemgetter(kept), (rows, *values))
-                found += feature_store.records(layout, *chosen)
-                done += count
-            waiting = part
-        return found
+        done = 0
+        # The device computes the next batch while this one is turned into records.
+        for (rows, values), _ in itertools.pairwise(parts(texts)):
+            last = done + len(rows.tokens)
+            kept = numbers[(numbers >= done) & (numbers < last)] - done
+            chosen = jax.tree.map(operator.itemgetter(kept), (rows, *sharding.fetch(values)))
+            yield from feature_store.records(layout, *chosen)
+            done = last
 
     def compute(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
-        found: list[bytes] = []
         pairs = zip(texts, wanted, strict=True)
-        for _, group in itertools.groupby(pairs, lambda pair: pair[0].tokens.shape[1]):
-            found += alike(*zip(*group, strict=True))
-        return found
+        groups = itertools.groupby(pairs, lambda pair: pair[0].tokens.shape[1])
+        return [row for _, group in groups for row in alike(*zip(*group, strict=True))]
 
     return compute
 
