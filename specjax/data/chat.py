@@ -220,7 +220,5 @@ def _compile(source: str) -> tuple[jinja2.Template, _Generation]:
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),
     }
-    tracker = next(
-        each for each in environment.extensions.values() if isinstance(each, _Generation)
-    )
+    tracker: Any = environment.extensions[_Generation.identifier]
     return environment.from_string(source), tracker

@@ -166,9 +166,7 @@ class Stored:
 
     def numbers(self, step: int) -> list[int]:
         """The rows of the batch of a step, which may cross the end of an epoch."""
-        rows = self.store.size("train")
-        places = packing.places(step, self.batch_size, rows)
-        return [int(packing.order(self.seed, epoch, rows)[place]) for epoch, place in places]
+        return packing.numbers(self.seed, step, self.batch_size, self.store.size("train"))
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], labelled and segments or None, and the features."""

@@ -144,12 +144,8 @@ class OnePerRow:
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], padded with 0, labelled bool[B,T+1], all NumPy."""
-        size = len(self.documents)
-        rows = [
-            [self.documents[order(self.seed, epoch, size)[place]]]
-            for epoch, place in places(step, self.batch_size, size)
-        ]
-        return _fill(rows, self.length).replace(segments=None)
+        chosen = numbers(self.seed, step, self.batch_size, len(self.documents))
+        return _fill([[self.documents[n]] for n in chosen], self.length).replace(segments=None)
 
 
 def places(step: int, batch_size: int, rows: int) -> list[tuple[int, int]]:
@@ -161,6 +157,11 @@ def places(step: int, batch_size: int, rows: int) -> list[tuple[int, int]]:
 def order(seed: int, epoch: int, rows: int) -> np.ndarray:
     """i64[rows]: the row at each place of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(rows)
+
+
+def numbers(seed: int, step: int, batch_size: int, rows: int) -> list[int]:
+    """The rows of the batch of a step, which may cross the end of an epoch."""
+    return [int(order(seed, epoch, rows)[n]) for epoch, n in places(step, batch_size, rows)]
 
 
 def held_out_rows(

@@ -179,8 +179,7 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
                 f"{_where(source, name)}: the kind is {kind}, and {source.section}.prompt_kind is "
                 f"{source.kind}; leave one of them out"
             )
-        where = f"{source.section}.prompts: {os.path.expanduser(path)}"
-        every = prompt_files.read(buckets.local(path), where, kind or source.kind)
+        every = prompt_files.read(buckets.local(path), _where(source, path), kind or source.kind)
     every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:
@@ -190,10 +189,9 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
             f"there are {len(every)} prompts, and config.warm_prompts takes {extra} "
             "of them; give more"
         )
+    measured = every[: len(every) - extra]
     if source.num_prompts:
-        measured = prompt_files.sample(every, min(source.num_prompts, len(every) - extra))
-    else:
-        measured = every[: len(every) - extra]
+        measured = prompt_files.sample(every, min(source.num_prompts, len(measured)))
     return every, {each.id for each in measured}
 
 
@@ -278,18 +276,16 @@ def prompt_of(
     answers: Sequence[str],
     template,
 ) -> Prompt:
-    spelled = prompt_files.spell(conversation, turn, answers, template)
+    text, special = prompt_files.spell(conversation, turn, answers, template)
     try:
-        spelled.text.encode()
+        text.encode()
     except UnicodeEncodeError:  # a command line in another encoding
         raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
-    ids = target.text_tokenizer.encode(
-        spelled.text, add_special_tokens=spelled.add_special_tokens
-    ).ids
-    if not spelled.text.strip() or not ids:
+    ids = target.text_tokenizer.encode(text, add_special_tokens=special).ids
+    if not text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
     ids = of_text(target.lm, ids, f"prompt {conversation.id}")
-    whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
+    whole = Prompt(text, ids, conversation.category, conversation.id, turn)
     cut = _cut(source, target, ids)
     return whole if cut == ids else _shortened(whole, target, cut)
 
