@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.filesize import decimal
 
 from specjax import files, sampling, sharding
 from specjax.config import Config
@@ -213,7 +214,7 @@ def _check_room(workdir: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed - there > free:
         raise UserError(
-            f"the features take {_bytes(needed - there)} more and {existing} has {_bytes(free)}; "
+            f"the features take {decimal(needed - there)} more and {existing} has {decimal(free)}; "
             "store fewer rows (config.features.rows) or in fewer bits (config.features.dtype)"
         )
 
@@ -225,15 +226,8 @@ def _sizes(plan: dict, folder: Path) -> str:
     return (
         f"features of {plan['rows']['train']:,} rows and {plan['rows']['valid']:,} held-out rows "
         f"of {plan['length']:,} tokens: {plan['bytes_per_token']:,} bytes per token ({each} of "
-        f"{plan['width']:,} {plan['dtype']}), {_bytes(plan['bytes'])} in {folder}"
+        f"{plan['width']:,} {plan['dtype']}), {decimal(plan['bytes'])} in {folder}"
     )
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 10**3:.1f} kB"
 
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:

@@ -61,15 +61,15 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
-    temperatures = checks.check_generate(config)
+    checks.check_generate(config)
     mesh = _mesh(config)
     target = hf.load(config.target, on_host=mesh is not None)
     writer = make_writer(target, given(config.drafter), config.accept, config.seed, mesh)
     prompts = _prompts(config, workdir, target)
-    plan = _plan(config, target, prompts, temperatures)
+    plan = _plan(config, target, prompts)
 
     def write_text(folder: Path) -> tuple[dict, dict]:
-        totals = _write_shards(config, writer, folder, prompts, temperatures)
+        totals = _write_shards(config, writer, folder, prompts)
         summary = _summary(totals)
         return summary, {"counts": summary, "shards": totals}
 
@@ -128,17 +128,20 @@ def starts_of(
     return [of_text(target.lm, ids, "a source") for ids in chosen]
 
 
-def _plan(
-    config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures: list[float]
-) -> dict:
+def _temperatures(config: Config) -> list[float]:
+    return list(map(float, config.generation.temperatures))
+
+
+def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt]) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
     sizes, ids = config.generation, [prompt.ids for prompt in prompts]
+    sampled = {"temperatures": _temperatures(config), "top_k": sizes.top_k, "top_p": sizes.top_p}
     return {
         "format": f"specjax {NAME}",
         "schema": SCHEMA,
         "target": {"name": config.target, "sha256": common.fingerprint(target)},
         "tokenizer": hf.fingerprint(target.text_tokenizer),
-        "sampling": {"temperatures": temperatures, "top_k": sizes.top_k, "top_p": sizes.top_p},
+        "sampling": sampled,
         "new_tokens": sizes.new_tokens,
         # Sums are rounded differently in a batch of another size.
         "batch_size": sizes.batch_size,
@@ -167,14 +170,10 @@ def _sources(config: Config) -> list[str]:
 
 
 def _write_shards(
-    config: Config,
-    writer: Writer,
-    folder: Path,
-    prompts: Sequence[Prompt],
-    temperatures: Sequence[float],
+    config: Config, writer: Writer, folder: Path, prompts: Sequence[Prompt]
 ) -> dict[str, dict]:
     """Writes the missing shards; returns file name -> counts and checksum, of all shards."""
-    size = config.generation.shard_prompts
+    size, temperatures = config.generation.shard_prompts, _temperatures(config)
     parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     totals: dict[str, dict] = {}
     width = max(len(prompt.ids) for prompt in prompts)
@@ -183,7 +182,7 @@ def _write_shards(
             path = folder / f"shard-{number:05}-of-{len(parts):05}.array_record"
             records = _finished(path, chosen, temperatures)
             if records is None:
-                records = _records(config, writer, chosen, temperatures, width, meter)
+                records = _records(config, writer, chosen, width, meter)
                 if sharding.is_first():
                     shards.write(path, records)
             else:
@@ -194,12 +193,7 @@ def _write_shards(
 
 
 def _records(
-    config: Config,
-    writer: Writer,
-    prompts: Sequence[Prompt],
-    temperatures: Sequence[float],
-    width: int,
-    meter: Meter,
+    config: Config, writer: Writer, prompts: Sequence[Prompt], width: int, meter: Meter
 ) -> list[dict]:
     """The records of a shard: prompt by prompt, each with all temperatures in their order.
 
@@ -207,7 +201,7 @@ def _records(
     """
     sizes, rows = config.generation, {}
     by_length = sorted(prompts, key=lambda prompt: len(prompt.ids))
-    for index, temperature in enumerate(temperatures):
+    for index, temperature in enumerate(_temperatures(config)):
         settings = {"temperature": temperature, "top_k": sizes.top_k, "top_p": sizes.top_p}
         for start in range(0, len(prompts), sizes.batch_size):
             chosen = by_length[start : start + sizes.batch_size]
