@@ -62,8 +62,7 @@ def follow(
             meter.skip(start)
         saved = start
         batches = serve(job, method, learner, state) if start < total else ()
-        for after, served in batches:
-            state = after
+        for state, served in batches:
             with writing(f"{workdir / JOURNAL} cannot be written"):
                 journal.write(_lines(job, served))
             whole = metrics.total(served.counts)
