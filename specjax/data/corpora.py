@@ -41,14 +41,8 @@ Text = tuple[str, str]  # (source, content)
 # Folders that are not the library, or hold no programs: "encodings" is character tables (a sixth of
 # all files; most prompts would be rows of them), "pydoc_data" is one string of 750 KB.
 _SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
+    *("site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"),
+    *("test", "tests", "idle_test"),
 }
 
 
@@ -68,10 +62,8 @@ def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
             if name.endswith(".py") and "_sysconfigdata" not in name
         ]
     for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             yield path.relative_to(root).as_posix(), path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            continue
 
 
 def split_of(path: str) -> str:
@@ -222,10 +214,9 @@ def _split_parts(name: str, builder: Any) -> dict[str, str]:
     missing = [each for each in ("test", "valid") if parts[each] is None]
     end = 100 - 5 * len(missing)
     if missing:
-        parts |= {
-            each: f"train[{end + 5 * i}%:{end + 5 * i + 5}%]" for i, each in enumerate(missing)
-        }
         parts["train"] = f"train[:{end}%]"
+    for start, each in zip(range(end, 100, 5), missing, strict=True):
+        parts[each] = f"train[{start}%:{start + 5}%]"
     return {split: part for split, part in parts.items() if part is not None}
 
 

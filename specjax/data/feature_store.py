@@ -49,13 +49,10 @@ class FeatureStore:
         build = f"{BUILD} (the same command resumes a killed run)"
         manifest = self.directory / "manifest.json"
         self.manifest = files.read_manifest(manifest, NAME, SCHEMA, build)
-        stored = self.manifest
         # Version 1 of an earlier release has no teacher.
-        known: dict[str, Any] = {
-            name: stored.get(name, False) if name == "teacher" else stored[name]
-            for name in RecordLayout._fields
-        }
-        self.layout = RecordLayout(**known)._replace(taps=tuple(known["taps"]))
+        stored = {"teacher": False} | self.manifest
+        layout = RecordLayout(*(stored[name] for name in RecordLayout._fields))
+        self.layout = layout._replace(taps=tuple(layout.taps))
         for name, facts in stored["shards"].items():
             path = self.directory / name
             if not path.is_file() or path.stat().st_size != facts["bytes"]:

@@ -38,14 +38,8 @@ MBPP_PROMPT = (
     "Your code should pass these tests:\n\n{tests}\n"
 )
 MT_BENCH = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
+    *("writing", "roleplay", "reasoning", "math"),
+    *("coding", "extraction", "stem", "humanities"),
 )
 # A turn that begins so is fetched from its source by the script of SPEED-Bench's authors.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"

@@ -160,17 +160,12 @@ def _lasting(config: dict) -> dict:
 
 def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:
     """The held-out values of the parameters that are kept, from metrics.jsonl."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     best = records[-1].get("best_step") if config.train.keep == "best" else None
     kept = next((record for record in records if record["step"] == best), records[-1])
-    summary = {
-        name: value
-        for name, value in kept.items()
-        if name.startswith("heldout_") or name == "best_step"
-    }
+    names = [name for name in kept if name.startswith("heldout_") or name == "best_step"]
+    summary = {name: kept[name] for name in names}
     summary |= {"steps": config.train.steps, "parameters": size}
     if config.objective == "pretrain" and tokens_per_byte:
-        nats = kept["heldout_loss"]
-        summary["heldout_bits_per_byte"] = nats / math.log(2) * tokens_per_byte
+        summary["heldout_bits_per_byte"] = kept["heldout_loss"] / math.log(2) * tokens_per_byte
     return summary

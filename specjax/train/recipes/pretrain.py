@@ -33,7 +33,6 @@ from specjax.types import Drafter, ModelParams, Params
 
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. With a target, the model has the target's tokenizer. Raises UserError."""
-    shapes.check(config.model)
     if given(config.drafter):
         _check_heads(config)
     target = common.load_target(config) if config.target else None
