@@ -56,14 +56,11 @@ def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in _SKIPPED]
         # _sysconfigdata_*: a dictionary of the settings with which this interpreter was compiled.
-        paths += [
-            Path(folder, name)
-            for name in files
-            if name.endswith(".py") and "_sysconfigdata" not in name
-        ]
-    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
+        modules = [name for name in files if name.endswith(".py") and "_sysconfigdata" not in name]
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in modules]
+    for path in sorted(paths):
         with contextlib.suppress(UnicodeDecodeError):
-            yield path.relative_to(root).as_posix(), path.read_bytes().decode("utf-8")
+            yield path, (root / path).read_bytes().decode("utf-8")
 
 
 def split_of(path: str) -> str:

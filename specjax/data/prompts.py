@@ -112,13 +112,11 @@ def read(
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
     conversations, measured = conversations_of(source, name)
     every = _all_turns(source, target, conversations, answer)
-    prompts, others = (
-        [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
-    )
-    if context:  # prompts to learn from may be shorter
-        first = lambda p: _shortened(p, target, target.lm.prompt(p.ids, context))  # noqa: E731
-        prompts, others = [first(p) for p in prompts], [first(p) for p in others]
-        prompts = [p for p in prompts if len(p.ids) == context]
+    if context:
+        every = [_shortened(p, target, target.lm.prompt(p.ids, context)) for p in every]
+    others = [p for p in every if p.question not in measured]  # they may be shorter
+    prompts = [p for p in every if p.question in measured]
+    prompts = [p for p in prompts if not context or len(p.ids) == context]
     if not prompts:
         raise UserError(
             f"{_where(source, name)}: no prompt has {context} tokens; ask for fewer in "

@@ -36,11 +36,8 @@ def evaluator(
     def evaluate(params, target_params, batches):
         keys = jax.random.split(jax.random.key(0), len(batches))
         pairs = zip(batches, keys, strict=True)
-        return mean(
-            jax.device_get(
-                [measure(params, target_params, place(batch), key) for batch, key in pairs]
-            )
-        )
+        values = [measure(params, target_params, place(batch), key) for batch, key in pairs]
+        return mean(jax.device_get(values))
 
     return evaluate
 

@@ -56,9 +56,7 @@ def joint(
         # The heads read this pass, so there is one gradient of it.
         given = batch.replace(features=Features(out.hidden, tuple(out.taps)))
         value, metrics = heads_loss(params["draft"], params["target"], given, key, **(keys or {}))
-        now = weight.values[-1]
-        if batch.step is not None:
-            now = at(weight, batch.step[0], steps)
+        now = weight.values[-1] if batch.step is None else at(weight, batch.step[0], steps)
         count = objectives.count_of(mask, labels)
         return objectives.with_language(value, metrics, now / heads, own, count)
 

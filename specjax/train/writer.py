@@ -100,10 +100,8 @@ def write(
     state, records = sharding.on_host(state), sharding.fetch(records)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
-    rounds = [
-        metrics.count(records, np.arange(batch_size) == row, 1).rounds
-        for row in range(len(prompts))
-    ]
+    each = np.eye(batch_size, dtype=bool)[: len(prompts)]
+    rounds = [metrics.count(records, row, 1).rounds for row in each]
     return outputs, rounds
 
 

@@ -269,7 +269,8 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
         names=names, chat=sizes.chat, first_turns=True, section="config.generation"
     )
     for name in names:
-        for prompt in prompts.read(source, target, _no_answer, name=name).prompts:
+        # First turns need no answers.
+        for prompt in prompts.read(source, target, lambda chosen: [], name=name).prompts:
             unique[tuple(prompt.ids)] = prompt.ids
     fitting = [ids for ids in unique.values() if len(ids) <= sizes.prompt_tokens]
     last = sizes.skip + sizes.num_prompts
@@ -287,7 +288,3 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
         )
     order = np.random.default_rng(config.seed).permutation(len(fitting))
     return [fitting[i] for i in order[sizes.skip : last]]
-
-
-def _no_answer(chosen: list) -> list[list[int]]:
-    raise AssertionError("a first turn needs no answer")

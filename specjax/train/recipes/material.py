@@ -102,12 +102,7 @@ class Text(NamedTuple):
 
 def text_source(data: Config) -> TextSource:
     """The source of plain text in ``config.data``. Raises UserError if there are two."""
-    return TextSource(
-        files=text_files.split_names(data.files),
-        tfds=data.tfds,
-        dir=data.dir,
-        text_key=data.text_key,
-    )
+    return TextSource(text_files.split_names(data.files), data.tfds, data.dir, data.text_key)
 
 
 def texts(config: Config, workdir: Path, split: str) -> list[str]:
@@ -178,9 +173,8 @@ def gather(
         held_out = token_streams.held_out_batches(text.streams["valid"], size, length, count)
     elif ends is not None:
         # Rows are padded to the longest pair.
-        length = min(
-            length, max(len(each.ids) for own in text.documents.values() for each in own) - 1
-        )
+        longest = max(len(each.ids) for own in text.documents.values() for each in own)
+        length = min(length, longest - 1)
         batches = packing.OnePerRow(text.documents["train"], size, length, config.seed)
         held_out = packing.held_out_rows(text.documents["valid"], size, length, count)
     else:
