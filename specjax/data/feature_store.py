@@ -47,8 +47,7 @@ class FeatureStore:
         inner = folder / "features"
         self.directory = inner if (inner / "manifest.json").is_file() else folder
         build = f"{BUILD} (the same command resumes a killed run)"
-        manifest = self.directory / "manifest.json"
-        self.manifest = files.read_manifest(manifest, NAME, SCHEMA, build)
+        self.manifest = files.read_manifest(self.directory / "manifest.json", NAME, SCHEMA, build)
         # Version 1 of an earlier release has no teacher.
         stored = {"teacher": False} | self.manifest
         layout = RecordLayout(*(stored[name] for name in RecordLayout._fields))
@@ -188,8 +187,7 @@ class HeldOut(Sequence):
     places: tuple[int, ...] = ()  # as of ``Stored``
 
     def __post_init__(self):
-        more = ", or store more of them"
-        self.store.check_batch("valid", "held-out rows", self.batch_size, more)
+        self.store.check_batch("valid", "held-out rows", self.batch_size, ", or store more of them")
 
     def __len__(self) -> int:
         return min(self.most, self.store.size("valid") // self.batch_size)
@@ -332,9 +330,8 @@ def is_finished(path: Path, layout: RecordLayout, rows: Sequence[Batch]) -> bool
             ends = reader.read([0, len(rows) - 1]) if reader.count == len(rows) else []
     except ValueError:
         return False
-    size = layout.record.itemsize
     return bool(ends) and all(
-        len(record) == size
+        len(record) == layout.record.itemsize
         and np.array_equal(np.frombuffer(record, layout.record)[0]["tokens"], row.tokens[0])
         for record, row in zip(ends, (rows[0], rows[-1]), strict=True)
     )

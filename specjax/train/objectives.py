@@ -221,8 +221,7 @@ def boosted(loss: Loss, earlier: Sequence[LM]) -> Loss:
             labelled = jnp.ones(batch.tokens.shape, bool)
         # The first token is never a label.
         open_ = labelled.at[:, 1:].set(labelled[:, 1:] & ~known)
-        own = batch.replace(labelled=open_)
-        value, metrics = loss(params, target_params["target"], own, key)
+        value, metrics = loss(params, target_params["target"], batch.replace(labelled=open_), key)
         total = jnp.maximum(labelled[:, 1:].sum(), 1)
         return value, {**metrics, "missed": open_[:, 1:].sum() / total}
 

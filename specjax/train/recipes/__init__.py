@@ -95,8 +95,7 @@ def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
     before = stored["train"]["steps"]
     longer = config.train.steps > before
     # While a finished run is being lengthened, the shorter one's model and summary are still there.
-    written = (workdir / "model").exists()
-    finished = written and not longer
+    finished = (workdir / "model").exists() and not longer
     finished = finished and files.read_json(workdir / "summary.json")["steps"] == before
     allowed = config.train.resume_changed and not finished
     check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)

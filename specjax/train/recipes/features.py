@@ -243,8 +243,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array | None, ...]:
         out = objectives.output_of(model, params, batch)
-        stacked = jnp.stack([out.hidden, *out.taps], 1)
-        bits = feature_store.in_bits(cut(stacked, 2), layout.dtype)
+        bits = feature_store.in_bits(cut(jnp.stack([out.hidden, *out.taps], 1), 2), layout.dtype)
         # The logits of one row of each text at a time are in memory.
         pieces = out.hidden.reshape(len(out.hidden), -1, length, out.hidden.shape[-1])
         total, best = jax.lax.map(functools.partial(_teacher, model, params), pieces.swapaxes(0, 1))

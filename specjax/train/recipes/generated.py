@@ -93,12 +93,10 @@ def _mesh(config: Config) -> Mesh | None:
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     """Questions, starts of lines of the corpus, or sources of pairs; the train split is first."""
     sizes, tokenizer = config.generation, target.text_tokenizer
-    head = token_streams.opening(tokenizer)
-    common.check_room(config, len(head), target.config.longest_text)
+    common.check_room(config, len(token_streams.opening(tokenizer)), target.config.longest_text)
     if target.lm.encoder is None:  # a decoder does not read sources of pairs
         sources = "which takes prompts from files, tfds or the embedded corpus"
-        names = ("dialogues", "pairs")
-        checks.refuse_for_generate(config, names, f" for a decoder, {sources}")
+        checks.refuse_for_generate(config, ("dialogues", "pairs"), f" for a decoder, {sources}")
     valid = max(1, sizes.num_prompts // _VALID)
     splits = ["train"] * (sizes.num_prompts - valid) + ["valid"] * valid
     if sizes.prompts:

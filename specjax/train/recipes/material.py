@@ -201,8 +201,7 @@ def read(
     with sharding.first_alone():
         if ends is not None:
             documents = pair_material.documents(config, workdir, tokenizer, ends)
-            prompts = pair_material.prompts(config, documents["valid"])
-            return Text({}, documents, prompts, None)
+            return Text({}, documents, pair_material.prompts(config, documents["valid"]), None)
         return _read(config, workdir, tokenizer, directory)
 
 

@@ -99,12 +99,11 @@ def _t5(
     model: Config, vocab_size: int, ends: OutputEnds, eos: tuple[int, ...] = ()
 ) -> t5_config.T5Config:
     fields = {**model.to_dict(), "vocab_size": vocab_size}
-    tied = fields["tie_embeddings"]
     return t5_config.t5(
         **fields,
         activation="gelu_tanh" if model.gated else "relu",
         # Tied embeddings and divided hidden states: T5 1.0. A head of its own: T5 1.1.
-        scale_logits=tied,
+        scale_logits=model.tie_embeddings,
         start_token_id=ends.start,
         pad_token_id=ends.start,
         eos_token_id=eos or (() if ends.end is None else (ends.end,)),
