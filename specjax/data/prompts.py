@@ -131,18 +131,12 @@ def _check(source: PromptSource, name: str) -> None:
             "give either config.prompt (one text) or config.prompts "
             "(a .txt or .jsonl file, or stdlib)"
         )
-    if name == STDLIB:
-        templated = source.chat not in ("", AUTO)
+    if source.text or name == STDLIB:
+        given = "config.prompt is a text" if source.text else "config.prompts is stdlib"
+        templated = name == STDLIB and source.chat not in ("", AUTO)
         for key, is_set in (("chat", templated), ("prompt_kind", source.kind != "auto")):
             if is_set:
-                raise UserError(
-                    f"config.{key} is for files of prompts, and config.prompts is stdlib; "
-                    "leave it out"
-                )
-    if source.text and source.kind != "auto":
-        raise UserError(
-            "config.prompt_kind is for files of prompts, and config.prompt is a text; leave it out"
-        )
+                raise UserError(f"config.{key} is for files of prompts, and {given}; leave it out")
 
 
 def check(source: PromptSource, name: str, batch_size: int) -> None:
@@ -240,23 +234,17 @@ def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence
     if not source.chat:
         return None
     completions = all(each.completion for each in conversations)
-    if source.chat == AUTO:
-        if source.text or completions or not chat.has_own(target.directory):
-            return None
-        template = chat.load("", target.directory, target.text_tokenizer)
-        if jax.process_index() == 0:
-            print(
-                f"prompts are put into {template.name}; "
-                f"--{source.section}.chat= decodes them as texts",
-                file=sys.stderr,
-                flush=True,
-            )
-        return template
+    auto = source.chat == AUTO
+    if auto and (source.text or completions or not chat.has_own(target.directory)):
+        return None
     if completions:
         raise _no_template(source)
-    return chat.load(
-        "" if source.chat == OWN else source.chat, target.directory, target.text_tokenizer
-    )
+    name = "" if source.chat in (OWN, AUTO) else source.chat
+    template = chat.load(name, target.directory, target.text_tokenizer)
+    if auto and jax.process_index() == 0:
+        other = f"--{source.section}.chat= decodes them as texts"
+        print(f"prompts are put into {template.name}; {other}", file=sys.stderr, flush=True)
+    return template
 
 
 def _no_template(source: PromptSource) -> UserError:
