@@ -60,7 +60,7 @@ def about_windows(documents: Sequence[Document], length: int, context: int) -> s
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Packed:
     """Batches of whole documents; a batch is a pure function of (seed, step).
 
@@ -74,24 +74,16 @@ class Packed:
     context: int = 0  # as of ``pieces``
 
     def __post_init__(self):
+        self._pieces = pieces(self.documents, self.length, self.context)
         _check_some(self._pieces)
+        self._sizes = np.array([len(piece.ids) for piece in self._pieces])
+        self._plan = best_fit(self._sizes, self.length + 1)
+        self._epoch = functools.lru_cache(maxsize=2)(self._shuffle)
         if self.rows < self.batch_size:
             raise UserError(
                 f"the documents fill {self.rows} rows of {self.length + 1} tokens, fewer than one "
                 f"batch of {self.batch_size}; give more text, or lower the batch size or the length"
             )
-
-    @functools.cached_property
-    def _pieces(self) -> list[Document]:
-        return pieces(self.documents, self.length, self.context)
-
-    @functools.cached_property
-    def _sizes(self) -> np.ndarray:
-        return np.array([len(piece.ids) for piece in self._pieces])
-
-    @functools.cached_property
-    def _plan(self) -> list[list[int]]:
-        return best_fit(self._sizes, self.length + 1)
 
     @property
     def rows(self) -> int:
@@ -108,10 +100,6 @@ class Packed:
             chosen, order = self._epoch(epoch)
             rows.append([self._pieces[chosen[rank]] for rank in self._plan[order[place]]])
         return _fill(rows, self.length)
-
-    @functools.cached_property
-    def _epoch(self):
-        return functools.lru_cache(maxsize=2)(self._shuffle)
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """(piece of each rank in decreasing length, row at each position) of an epoch."""
