@@ -21,9 +21,8 @@ from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.files import buckets
 
-ROLES = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
-    ("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant"
-)
+ROLES = {"human": "user", "user": "user", "system": "system"}
+ROLES |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant")
 # Key of the line -> (keys of a turn, the roles by their names in the file).
 _KINDS = {
     "conversations": (("from", "value"), ROLES),

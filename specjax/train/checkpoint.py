@@ -86,9 +86,7 @@ class Checkpoints:
         self._late = False  # whether a save was waited for ``SAVING`` seconds
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        self._values = {
-            step: stored[_METRIC] for step, stored in metrics.items() if stored is not None
-        }
+        self._values = {step: kept[_METRIC] for step, kept in metrics.items() if kept is not None}
 
     def latest(self) -> int | None:
         """The newest step that is completely on disk, or None; waits for an unfinished save."""
@@ -116,10 +114,9 @@ class Checkpoints:
         parts = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self._config)
         )
+        metrics = None if value is None else {_METRIC: value}
         try:
-            self._manager.save(
-                step, args=parts, metrics=None if value is None else {_METRIC: value}, force=True
-            )
+            self._manager.save(step, args=parts, metrics=metrics, force=True)
         except Exception as error:
             raise self._failed(step, reason_of(error)) from error
         self._pending = step, self._sealed(step)
@@ -160,12 +157,10 @@ class Checkpoints:
         if good is None:
             self._remove_unfinished(steps)
             return None
-        stored = self._manager.restore(
-            good, args=ocp.args.Composite(config=ocp.args.JsonRestore())
-        )["config"]
-        check_same(
-            stored, self._config, self.directory.parent, self._report if resume_changed else None
-        )
+        parts = ocp.args.Composite(config=ocp.args.JsonRestore())
+        stored = self._manager.restore(good, args=parts)["config"]
+        allowed = self._report if resume_changed else None
+        check_same(stored, self._config, self.directory.parent, allowed)
         state = self.restore_step(good, like)
         # Remove newer steps only after a good one was restored. They must be removed: Orbax refuses
         # to save steps below its newest.
@@ -188,9 +183,8 @@ class Checkpoints:
                 f"checkpoint {step} in {self.directory} holds another state than this run has "
                 f"({changed}); use another workdir, or the old configuration"
             )
-        return self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        )["state"]
+        parts = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        return self._manager.restore(step, args=parts)["state"]
 
     def __enter__(self) -> Checkpoints:
         return self

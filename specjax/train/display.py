@@ -154,7 +154,6 @@ class Meter(_Bar):
             self.update(self.bar, completed=min(done, self._total), status=status)
         elif now - self._reported >= _SECONDS and self._done:
             left = (now - self._began) / self._done * max(self._total - done, 0)
-            report(
-                f"{self._title}: {done:,} of {self._total:,}, {self._status()}, {left:.0f} s left"
-            )
+            parts = f"{done:,} of {self._total:,}", self._status(), f"{left:.0f} s left"
+            report(f"{self._title}: {', '.join(parts)}")
             self._reported = now

@@ -258,9 +258,8 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
         for start in range(0, len(texts), size):
             chosen = list(texts[start : start + size])
             # All batches have the same shape: one compiled program.
-            whole = jax.tree.map(
-                lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
-            )
+            chosen += [chosen[0]] * (size - len(chosen))
+            whole = jax.tree.map(lambda *each: np.concatenate(each), *chosen)
             yield packing.cut(whole, length), features(params, {}, placement.batch(whole))
         yield None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,9 +229,7 @@ def _finished(
     """The records of a finished shard, or None."""
     try:
         records = shards.read(path) if path.is_file() else []
-        stored = [
-            (record["prompt"], record["temperature"], record["prompt_ids"]) for record in records
-        ]
+        stored = list(map(operator.itemgetter("prompt", "temperature", "prompt_ids"), records))
     except (ValueError, KeyError, TypeError):
         return None
     expected = [(prompt.number, t, prompt.ids) for prompt in prompts for t in temperatures]
