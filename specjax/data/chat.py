@@ -216,9 +216,7 @@ def _compile(source: str) -> tuple[jinja2.Template, _Generation]:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     tracker: Any = environment.extensions[_Generation.identifier]
     return environment.from_string(source), tracker

@@ -207,16 +207,12 @@ def spell(
             f"turn {turn} of {len(conversation.turns)} with {len(answers)} answers; "
             "give one answer for each earlier turn"
         )
-    answered = [answer.strip() for answer in answers]
+    before = zip(asked, (answer.strip() for answer in answers), strict=False)
+    texts = [*itertools.chain.from_iterable(before), asked[-1]]
     if template is None or conversation.completion:
-        both = (text for pair in zip(asked, answered, strict=False) for text in pair)
-        return Spelt("\n\n".join((*both, asked[-1])), True)
-    messages = [{"role": "user", "content": asked[0]}]
-    for answer, question in zip(answered, asked[1:], strict=True):
-        messages += [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": question},
-        ]
+        return Spelt("\n\n".join(texts), True)
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": next(roles), "content": text} for text in texts]
     return Spelt(chat.render(template, messages, add_generation_prompt=True), False)
 
 
@@ -232,11 +228,9 @@ def _is_one_value(text: str, first: str, objects: bool) -> bool:
         value = files.parsed(text)
     except ValueError:
         return objects and first in ("[", "{")
-    return (
-        objects
-        or isinstance(value, dict)
-        or (bool(value) and all(isinstance(each, dict) for each in value))
-    )
+    if objects or isinstance(value, dict):
+        return True
+    return bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def _is_known(line: Mapping[str, Any], kind: str) -> bool:

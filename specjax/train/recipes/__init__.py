@@ -32,11 +32,8 @@ from specjax.train.recipes import (
 
 _PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
 # Objectives that write data.
-_WRITE = {
-    "generate": generated.run,
-    "features": features.run,
-    **dict.fromkeys(lookup_data.OBJECTIVES, lookup_data.run),
-}
+_WRITE = {"generate": generated.run, "features": features.run}
+_WRITE |= dict.fromkeys(lookup_data.OBJECTIVES, lookup_data.run)
 # Group -> its keys that may differ between a run and its resumption.
 _FREE = {
     "train": ("log_every", "eval_every", "checkpoint_every", "resume_changed"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,8 +153,7 @@ def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt]) -> dict:
         "prompts": {
             "sources": _sources(config),
             "tokens": sizes.prompt_tokens,
-            "train": sum(prompt.split == "train" for prompt in prompts),
-            "valid": sum(prompt.split == "valid" for prompt in prompts),
+            **Counter(prompt.split for prompt in prompts),
             "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         },
     }
