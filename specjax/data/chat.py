@@ -74,10 +74,9 @@ def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
         _compile(source)
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{title}, line {error.lineno}: {error.message}; correct it") from None
-    special = (
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    )
-    return Template(title, source, _words(folder, config, tokenizer), tuple(special))
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = tuple(token.content for token in added if token.special)
+    return Template(title, source, _words(folder, config, tokenizer), special)
 
 
 def has_own(directory: str | Path) -> bool:

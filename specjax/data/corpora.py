@@ -181,10 +181,8 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
     """
     tfds = load_library("config.data.tfds")
     builder: Any = _tfds_builder(tfds, name, data_dir)
-    features = builder.info.features
-    texts = sorted(
-        key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text)
-    )
+    features = dict(builder.info.features or {})
+    texts = sorted(key for key in features if isinstance(features[key], tfds.features.Text))
     if text_key not in texts:
         raise UserError(
             f"config.data.text_key is {text_key!r}; "
@@ -192,10 +190,8 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
         )
     part = _split_parts(name, builder)[split]
     with _one_line(f"{name} cannot be read as array_record"):
-        source = builder.as_data_source(part)
-        return [
-            (f"{name} {part} {n}", example[text_key].decode()) for n, example in enumerate(source)
-        ]
+        examples = enumerate(builder.as_data_source(part))
+        return [(f"{name} {part} {n}", each[text_key].decode()) for n, each in examples]
 
 
 def _split_parts(name: str, builder: Any) -> dict[str, str]:
@@ -246,9 +242,7 @@ def _one_line(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise UserError(f"{problem}: {why}") from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{problem}: {lines[0].strip()}") from None
     finally:
         logging.set_verbosity(verbosity)

@@ -87,9 +87,8 @@ def count(
     chosen = seen[np.argsort(-times, kind="stable")[:contexts]]
     keys, rows, left = _hashed(chosen, vocab_size)
     three_ids, three_probs = _rows(triples, chosen[left], vocab_size, successors)
-    return Tables(
-        (single / single.sum()).astype(np.float32), ids, probs, keys, rows, three_ids, three_probs
-    )
+    unigram = (single / single.sum()).astype(np.float32)
+    return Tables(unigram, ids, probs, keys, rows, three_ids, three_probs)
 
 
 def _rows(

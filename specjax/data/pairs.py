@@ -59,9 +59,8 @@ def train_tokenizer(pairs: Sequence[Pair], vocab_size: int) -> Tokenizer:
     """
     texts = [text for pair in pairs for text in (pair.source, pair.output)]
     tokenizer = token_streams.train_tokenizer(texts, vocab_size, (PAD, END))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
-    )
+    ends = [(END, tokenizer.token_to_id(END))]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {END}", special_tokens=ends)
     return tokenizer
 
 

@@ -84,9 +84,8 @@ class Progress:
         self._mark, self._started = {"fingerprint": mark}, False
         lines = _lines(self._path)
         if lines and lines[0] == self._mark:
-            self._done = {
-                line["name"]: line["value"] for line in lines[1:] if {"name", "value"} <= set(line)
-            }
+            batches = (line for line in lines[1:] if {"name", "value"} <= set(line))
+            self._done = {line["name"]: line["value"] for line in batches}
 
     def _start(self, path: Path) -> None:
         """Writes the file again, without the incomplete line that may be at its end."""

@@ -57,12 +57,10 @@ def train_tokenizer(
     return tokenizer
 
 
-def first_id(
-    tokenizer: Tokenizer, names: Iterable[str], without: Collection[int] = ()
-) -> int | None:
-    """The id of the first of these tokens that there is and that is not in ``without``; or None."""
+def first_id(tokenizer: Tokenizer, names: Iterable[str], used: Collection[int] = ()) -> int | None:
+    """The id of the first of these tokens that there is and that is not in ``used``; or None."""
     ids = map(tokenizer.token_to_id, names)
-    return next((token for token in ids if token is not None and token not in without), None)
+    return next((token for token in ids if token is not None and token not in used), None)
 
 
 def separator_id(tokenizer: Tokenizer) -> int | None:

@@ -265,9 +265,7 @@ def remember(
     places = wrong_places(records, starts, size)
     index = jnp.arange(size)
     inside = index < length[:, None]
-    labelled = places.wrong
-    if positions == "emitted":
-        labelled = inside & (index >= starts[:, None])
+    labelled = inside & (index >= starts[:, None]) if positions == "emitted" else places.wrong
     row = jnp.where(real, (ring.newest + jnp.cumsum(real) - 1) % rows, rows)
     put = lambda old, new: old.at[row].set(new, mode="drop")  # noqa: E731
     ring = Ring(

@@ -115,9 +115,8 @@ def write_heads(
     assert drafter.training is not None
     facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
     facts |= dict(drafter.training.facts)
-    head_files.write(
-        folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
-    )
+    vocabulary = hf.fingerprint(target.text_tokenizer)
+    head_files.write(folder, drafter.name, draft, facts, vocabulary, extra)
 
 
 def check_positions(config: Config, whose: str, positions: int) -> None:

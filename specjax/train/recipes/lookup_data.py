@@ -136,7 +136,7 @@ def from_target(
         )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
     # At temperature 1 and in large batches, drafts cost more than they save.
-    writer = make_writer(target, {"name": drafters.PLAIN})
+    writer, settings = make_writer(target, {"name": drafters.PLAIN}), {"temperature": 1.0}
     results: list[list[int]] = []
     count = number = 0
     with Meter("the target writes", config.from_target) as meter:
@@ -147,9 +147,7 @@ def from_target(
                 start = random.integers(0, len(long[document]) - length + 1)
                 prompts.append(head + long[document][start : start + length])
             keys = row_keys(config.seed, range(number * batch, (number + 1) * batch))
-            rows, rounds = write(
-                writer, prompts, keys, {"temperature": 1.0}, sizes.new_tokens, batch
-            )
+            rows, rounds = write(writer, prompts, keys, settings, sizes.new_tokens, batch)
             results += [prompt[-2:] + row for prompt, row in zip(prompts, rows, strict=True)]
             written = sum(map(len, rows))
             count, number = count + written, number + 1

@@ -238,9 +238,8 @@ def _documents(
     """The documents of dialogues, or of generated text."""
     data = config.data
     if kind == "generated":
-        return generated_text.load(
-            data.generated, hf.fingerprint(tokenizer), split, data.temperature, data.labels
-        )
+        own = hf.fingerprint(tokenizer), split, data.temperature, data.labels
+        return generated_text.load(data.generated, *own)
     if directory is None:
         raise UserError(
             "config.data.dialogues needs the chat template of a model; give config.target"
@@ -263,9 +262,8 @@ def _line_prompts(valid: Sequence[str], config: Config, tokenizer: Tokenizer) ->
     wanted = config.examine
     if not wanted.prompts:
         return []
-    return token_streams.held_out_prompts(
-        valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed
-    )
+    own = wanted.prompts, wanted.prompt_tokens, config.seed
+    return token_streams.held_out_prompts(valid, tokenizer, *own)
 
 
 def _document_prompts(
