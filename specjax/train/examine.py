@@ -155,11 +155,7 @@ def examiner(
 
 
 def accuracy(
-    drafter: Drafter,
-    params: ModelParams,
-    texts: Sequence[Written],
-    starts: Sequence[int],
-    width: int,
+    drafter: Drafter, params: ModelParams, texts: list[Written], starts: Sequence[int], width: int
 ) -> list[list[float]]:
     """[K][width]: how often, at depth d, the text's token is the r-th choice of the drafter.
 

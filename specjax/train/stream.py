@@ -38,12 +38,7 @@ def _journal(path: Path, requests: int) -> Lines:
 
 
 def follow(
-    job: Job,
-    method: Method,
-    learner: Learner,
-    workdir: Path,
-    config: dict[str, Any],
-    checkpoint_every: int,
+    job: Job, method: Method, learner: Learner, workdir: Path, config: dict, checkpoint_every: int
 ) -> tuple[State, list[dict[str, Any]]]:
     """Decodes the whole stream; returns the last state and the lines of the journal.
 
