@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.train.objectives import Loss
@@ -18,9 +17,7 @@ Evaluate = Callable[[Any, Any, Sequence[Batch]], dict[str, float]]
 
 
 def evaluator(
-    loss: Loss,
-    place: Callable[[Batch], Batch] = lambda batch: jax.tree.map(jnp.asarray, batch),
-    everywhere: Any = None,
+    loss: Loss, place: Callable[[Batch], Batch] = jax.device_put, everywhere: Any = None
 ) -> Evaluate:
     """A function that gives the means of loss and metrics over batches; labels weigh equally.
 

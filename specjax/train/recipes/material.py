@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,14 +80,10 @@ class Text(NamedTuple):
     @property
     def digest(self) -> str:
         """Of all tokens and labels."""
-        arrays = (
-            array
-            for documents in self.documents.values()
-            for document in documents
-            for array in (document.ids, document.labelled)
-        )
+        documents = itertools.chain.from_iterable(self.documents.values())
+        labelled = itertools.chain.from_iterable(documents)  # ids and labels of each
         digest = hashlib.sha256()
-        for array in self.streams.values() if self.streams else arrays:
+        for array in itertools.chain(self.streams.values(), labelled):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
