@@ -163,13 +163,11 @@ def _load(config: Config, vocabulary: str, kind: Any, keys: Any) -> tuple[Any, d
     where = place(config.mesh)
     loaded = kind.load(config.init, dtype=jnp.float32, on_host=where.spread)
     initial.check_tokenizer(loaded.directory, loaded.lm, vocabulary)
-    shape = kind.shape_of(loaded.config.decoder, keys)
-    if shape != loaded.config:
-        key = next(
-            name for name in vars(keys) if getattr(shape, name) != getattr(loaded.config, name)
-        )
+    stored, shape = loaded.config, kind.shape_of(loaded.config.decoder, keys)
+    if shape != stored:
+        key = next(name for name in vars(keys) if getattr(shape, name) != getattr(stored, name))
         raise UserError(
             f"config.drafter.{key} is {getattr(shape, key)}, and the model config.init was trained "
-            f"with {getattr(loaded.config, key)}; give this value"
+            f"with {getattr(stored, key)}; give this value"
         )
     return shape, loaded.params
