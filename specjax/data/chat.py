@@ -92,10 +92,8 @@ def _own(folder: Path, config: dict) -> str | None:
         return jsonl.read(file, f"chat template {file}")
     template = config.get("chat_template")
     if isinstance(template, list):  # several, with names
-        named = {
-            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
-        }
-        template = named.get("default")
+        named = [each for each in template if isinstance(each, dict)]
+        template = {each.get("name"): each.get("template") for each in named}.get("default")
     return template if isinstance(template, str) else None
 
 

@@ -34,7 +34,8 @@ INSTALL = 'pip install "tensorflow-datasets>=4.9.9" "tensorflow-metadata>=1.17.2
 
 SPLITS = ("train", "valid", "test")
 
-_OTHER_NAMES = {"valid": "validation"}  # our split -> its more usual name in datasets
+# Our split -> its names in datasets, the most usual first.
+_NAMES = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 Text = tuple[str, str]  # (source, content)
 
@@ -197,8 +198,7 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
 def _split_parts(name: str, builder: Any) -> dict[str, str]:
     """Our split -> the TFDS expression for it, "train[:90%]" for example. Raises UserError."""
     available = set(builder.info.splits)
-    names = {split: (_OTHER_NAMES.get(split, split), split) for split in SPLITS}
-    parts = {split: next(filter(available.__contains__, names[split]), None) for split in SPLITS}
+    parts = {split: next(filter(available.__contains__, _NAMES[split]), None) for split in SPLITS}
     if parts["train"] is None:
         raise UserError(
             f"{name} has no train split (its splits: {', '.join(sorted(available)) or 'none'}); "

@@ -310,8 +310,7 @@ def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:
         )
     batches = Stored(store, size, config.seed)
     held_out = HeldOut(store, size, config.train.eval_batches)
-    prompts = _stored_prompts(config, store)
-    return batches, held_out, prompts, store.digest, None, store.counts
+    return batches, held_out, _stored_prompts(config, store), store.digest, None, store.counts
 
 
 def _stored_prompts(config: Config, store: FeatureStore) -> list[list[int]]:
