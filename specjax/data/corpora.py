@@ -109,14 +109,13 @@ def _stdlib_builder() -> type[tfds.core.GeneratorBasedBuilder]:
         VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
 
         def _info(self) -> tfds.core.DatasetInfo:
+            text = tfds.features.Text
             return tfds.core.DatasetInfo(
                 builder=self,
                 description=(
                     "Python source files of the interpreter's standard library, without its tests."
                 ),
-                features=tfds.features.FeaturesDict(
-                    {"path": tfds.features.Text(), "text": tfds.features.Text()}
-                ),
+                features=tfds.features.FeaturesDict({"path": text(), "text": text()}),
                 disable_shuffling=True,  # path order
             )
 

@@ -277,13 +277,9 @@ def records(
     ``total`` and ``best`` [B,T] are those of ``Features``.
     """
     table = np.zeros(len(batch.tokens), layout.record)
-    table["tokens"], table["values"] = batch.tokens, values
-    if layout.documents:
-        table["labelled"], table["segments"] = batch.labelled, batch.segments
-    if scales is not None:
-        table["scales"] = scales
-    if layout.teacher:
-        table["total"], table["best"] = total, best
+    fields = vars(batch) | {"values": values, "scales": scales, "total": total, "best": best}
+    for name in layout.record.names or ():
+        table[name] = fields[name]
     return [row.tobytes() for row in table]
 
 

@@ -188,10 +188,8 @@ def _some(rows: list[list[Document]], batch_size: int, length: int, count: int) 
     chosen = chosen[: batch_size * max(1, min(count, len(rows) // batch_size))]
     picked = [rows[number] for number in chosen]
     picked += [[] for _ in range(-len(picked) % batch_size)]
-    return [
-        _fill(picked[start : start + batch_size], length)
-        for start in range(0, len(picked), batch_size)
-    ]
+    starts = range(0, len(picked), batch_size)
+    return [_fill(picked[start : start + batch_size], length) for start in starts]
 
 
 def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:

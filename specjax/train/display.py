@@ -56,12 +56,9 @@ def _values(record: dict[str, Any]) -> list[str]:
     if "heldout_alpha" in record:
         parts.append(f"alpha {record['heldout_alpha']:.3f}")
     # A draft whose shape depends on the context has no forecast: its tau is the decoded one.
-    taus = {
-        key.removeprefix(name): record[key]
-        for name in ("heldout_decoded_tau_t", "heldout_tau_t")
-        for key in record
-        if key.startswith(name)
-    }
+    taus = {}
+    for name in ("heldout_decoded_tau_t", "heldout_tau_t"):
+        taus |= {key.removeprefix(name): record[key] for key in record if key.startswith(name)}
     parts += [f"tau {tau:.2f} at temperature {degree}" for degree, tau in taus.items()]
     if record["tokens_per_second"]:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")

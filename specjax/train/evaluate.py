@@ -49,10 +49,9 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
     names = [name for name in records[0] if name not in ("weight", "terms")]
     values = {name: _average(records, name, [record[name] for record in records]) for name in names}
     if "terms" in records[0]:
-        values["loss"] = sum(
-            _average(records, term, [record["terms"][term] for record in records])
-            for term in records[0]["terms"]
-        )
+        terms = [record["terms"] for record in records]
+        means = (_average(records, name, [each[name] for each in terms]) for name in terms[0])
+        values["loss"] = sum(means)
     scale, uniform = values.pop("scale", None), values.pop("uniform", None)
     # A batch without labels has scale 0.
     divisor = 1.0 if scale is None else scale or 1.0

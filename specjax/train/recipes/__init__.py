@@ -120,10 +120,8 @@ def _announce(config: Config, eval_interval: int) -> None:
     when = "after the last step"
     if eval_interval < train.steps:
         when = f"every {eval_interval} steps and {when}"
-    report(
-        f"{what}: {train.steps} steps of {train.batch_size} x {train.length} tokens, evaluated "
-        f"{when}"
-    )
+    size = f"{train.steps} steps of {train.batch_size} x {train.length} tokens"
+    report(f"{what}: {size}, evaluated {when}")
 
 
 def _stored_config(workdir: Path, objective: str) -> dict | None:

@@ -35,14 +35,11 @@ def examiner(
     if not material.prompts:
         return None
     _check_positions(config, material, target.config.longest_text, "target")
-    precision = config.train.precision
+    sizes, precision = config.examine, config.train.precision
     measure = examine.examiner(
-        target.lm,
-        drafter,
-        update.cast(target.params, precision),
-        material.prompts,
-        new_tokens=config.examine.new_tokens,
-        temperatures=tuple(config.examine.temperatures),
+        *(target.lm, drafter, update.cast(target.params, precision), material.prompts),
+        new_tokens=sizes.new_tokens,
+        temperatures=tuple(sizes.temperatures),
         eos_id=target.config.eos_token_id,
         seed=config.seed,
         moving=moving,

@@ -80,12 +80,9 @@ def new(
     if has_encoder(model):
         assert ends is not None
         return _t5(model, vocab_size, ends, eos)
-    return families.shape(
-        **{**model.to_dict(), "vocab_size": vocab_size},
-        head_dim=model.hidden_size // model.num_heads,
-        bos_token_id=bos,
-        eos_token_id=eos,
-    )
+    fields = {**model.to_dict(), "vocab_size": vocab_size}
+    width = model.hidden_size // model.num_heads
+    return families.shape(**fields, head_dim=width, bos_token_id=bos, eos_token_id=eos)
 
 
 def ends_of(target: hf.Loaded) -> OutputEnds | None:
