@@ -49,7 +49,7 @@ class FeatureStore:
         build = f"{BUILD} (the same command resumes a killed run)"
         self.manifest = files.read_manifest(self.directory / "manifest.json", NAME, SCHEMA, build)
         # Version 1 of an earlier release has no teacher.
-        stored = {"teacher": False} | self.manifest
+        stored: dict[str, Any] = {"teacher": False} | self.manifest
         layout = RecordLayout(*(stored[name] for name in RecordLayout._fields))
         self.layout = layout._replace(taps=tuple(layout.taps))
         for name, facts in stored["shards"].items():

@@ -38,7 +38,7 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
             f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, "
             f"such as {example}"
         )
-    every = target.params["layers"]
+    every: dict[Any, Any] = target.params["layers"]
     key = type(next(iter(every)))
     params = target.params | {"layers": {key(new): every[key(old)] for new, old in enumerate(kept)}}
     return _renumbered(target.config, kept), jax.tree.map(jnp.asarray, params)
@@ -52,8 +52,8 @@ def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerCo
 
     def part(own: Any) -> Any:
         """What some layers have; None where none of them is left."""
-        layers = () if own is None else new(own.layers)
-        return dataclasses.replace(own, layers=layers) if layers else None
+        layers = new(own.layers) if own else ()
+        return dataclasses.replace(own, layers=layers) if own and layers else None
 
     windows = tuple(config.window(layer) for layer in kept) if config.windows else ()
     return dataclasses.replace(
