@@ -74,10 +74,9 @@ def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
         _compile(source)
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{title}, line {error.lineno}: {error.message}; correct it") from None
-    special = (
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    )
-    return Template(title, source, _words(folder, config, tokenizer), tuple(special))
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = tuple(token.content for token in added if token.special)
+    return Template(title, source, _words(folder, config, tokenizer), special)
 
 
 def has_own(directory: str | Path) -> bool:
@@ -93,10 +92,8 @@ def _own(folder: Path, config: dict) -> str | None:
         return jsonl.read(file, f"chat template {file}")
     template = config.get("chat_template")
     if isinstance(template, list):  # several, with names
-        named = {
-            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
-        }
-        template = named.get("default")
+        named = [each for each in template if isinstance(each, dict)]
+        template = {each.get("name"): each.get("template") for each in named}.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -216,11 +213,7 @@ def _compile(source: str) -> tuple[jinja2.Template, _Generation]:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
-    tracker = next(
-        each for each in environment.extensions.values() if isinstance(each, _Generation)
-    )
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    tracker: Any = environment.extensions[_Generation.identifier]
     return environment.from_string(source), tracker

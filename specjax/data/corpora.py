@@ -34,21 +34,16 @@ INSTALL = 'pip install "tensorflow-datasets>=4.9.9" "tensorflow-metadata>=1.17.2
 
 SPLITS = ("train", "valid", "test")
 
-_OTHER_NAMES = {"valid": "validation"}  # our split -> its more usual name in datasets
+# Our split -> its names in datasets, the most usual first.
+_NAMES = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
 
 Text = tuple[str, str]  # (source, content)
 
 # Folders that are not the library, or hold no programs: "encodings" is character tables (a sixth of
 # all files; most prompts would be rows of them), "pydoc_data" is one string of 750 KB.
 _SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "__pycache__",
-    "encodings",
-    "pydoc_data",
+    *("site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"),
+    *("test", "tests", "idle_test"),
 }
 
 
@@ -62,16 +57,11 @@ def stdlib_sources(root: str | Path | None = None) -> Iterator[Text]:
     for folder, names, files in os.walk(root):
         names[:] = [name for name in names if name not in _SKIPPED]
         # _sysconfigdata_*: a dictionary of the settings with which this interpreter was compiled.
-        paths += [
-            Path(folder, name)
-            for name in files
-            if name.endswith(".py") and "_sysconfigdata" not in name
-        ]
-    for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
-        try:
-            yield path.relative_to(root).as_posix(), path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:
-            continue
+        modules = [name for name in files if name.endswith(".py") and "_sysconfigdata" not in name]
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in modules]
+    for path in sorted(paths):
+        with contextlib.suppress(UnicodeDecodeError):
+            yield path, (root / path).read_bytes().decode("utf-8")
 
 
 def split_of(path: str) -> str:
@@ -119,14 +109,13 @@ def _stdlib_builder() -> type[tfds.core.GeneratorBasedBuilder]:
         VERSION = tfds.core.Version(".".join(str(part) for part in sys.version_info[:3]))
 
         def _info(self) -> tfds.core.DatasetInfo:
+            text = tfds.features.Text
             return tfds.core.DatasetInfo(
                 builder=self,
                 description=(
                     "Python source files of the interpreter's standard library, without its tests."
                 ),
-                features=tfds.features.FeaturesDict(
-                    {"path": tfds.features.Text(), "text": tfds.features.Text()}
-                ),
+                features=tfds.features.FeaturesDict({"path": text(), "text": text()}),
                 disable_shuffling=True,  # path order
             )
 
@@ -192,10 +181,8 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
     """
     tfds = load_library("config.data.tfds")
     builder: Any = _tfds_builder(tfds, name, data_dir)
-    features = builder.info.features
-    texts = sorted(
-        key for key, value in dict(features or {}).items() if isinstance(value, tfds.features.Text)
-    )
+    features = dict(builder.info.features or {})
+    texts = sorted(key for key in features if isinstance(features[key], tfds.features.Text))
     if text_key not in texts:
         raise UserError(
             f"config.data.text_key is {text_key!r}; "
@@ -203,17 +190,14 @@ def load_tfds(name: str, data_dir: str | Path, split: str, text_key: str) -> lis
         )
     part = _split_parts(name, builder)[split]
     with _one_line(f"{name} cannot be read as array_record"):
-        source = builder.as_data_source(part)
-        return [
-            (f"{name} {part} {n}", example[text_key].decode()) for n, example in enumerate(source)
-        ]
+        examples = enumerate(builder.as_data_source(part))
+        return [(f"{name} {part} {n}", each[text_key].decode()) for n, each in examples]
 
 
 def _split_parts(name: str, builder: Any) -> dict[str, str]:
     """Our split -> the TFDS expression for it, "train[:90%]" for example. Raises UserError."""
     available = set(builder.info.splits)
-    names = {split: (_OTHER_NAMES.get(split, split), split) for split in SPLITS}
-    parts = {split: next(filter(available.__contains__, names[split]), None) for split in SPLITS}
+    parts = {split: next(filter(available.__contains__, _NAMES[split]), None) for split in SPLITS}
     if parts["train"] is None:
         raise UserError(
             f"{name} has no train split (its splits: {', '.join(sorted(available)) or 'none'}); "
@@ -222,10 +206,9 @@ def _split_parts(name: str, builder: Any) -> dict[str, str]:
     missing = [each for each in ("test", "valid") if parts[each] is None]
     end = 100 - 5 * len(missing)
     if missing:
-        parts |= {
-            each: f"train[{end + 5 * i}%:{end + 5 * i + 5}%]" for i, each in enumerate(missing)
-        }
         parts["train"] = f"train[:{end}%]"
+    for start, each in zip(range(end, 100, 5), missing, strict=True):
+        parts[each] = f"train[{start}%:{start + 5}%]"
     return {split: part for split, part in parts.items() if part is not None}
 
 
@@ -258,9 +241,7 @@ def _one_line(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise UserError(f"{problem}: {why}") from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{problem}: {lines[0].strip()}") from None
     finally:
         logging.set_verbosity(verbosity)

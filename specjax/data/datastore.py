@@ -119,9 +119,8 @@ def save(
         "reach": store.reach,
         "sources": list(sources),
     }
-    array_files.write(
-        directory, NAME, SCHEMA, {"tokens": store.tokens, "order": store.order}, facts
-    )
+    arrays = {"tokens": store.tokens, "order": store.order}
+    array_files.write(directory, NAME, SCHEMA, arrays, facts)
 
 
 def load(directory: str | os.PathLike, target: LM) -> Store:

@@ -21,9 +21,8 @@ from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.files import buckets
 
-ROLES = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
-    ("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant"
-)
+ROLES = {"human": "user", "user": "user", "system": "system"}
+ROLES |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant")
 # Key of the line -> (keys of a turn, the roles by their names in the file).
 _KINDS = {
     "conversations": (("from", "value"), ROLES),
@@ -70,11 +69,10 @@ def conversations_of(files: Sequence[str], split: str) -> tuple[list[Conversatio
     The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.part_of``). Raises
     UserError: see ``read``.
     """
+    size = lambda each: sum(len(m["content"]) for m in each.messages)  # noqa: E731
     chosen, skipped = [], 0
     for conversations, left_out in map(read, files):
-        chosen += text_files.part_of(
-            conversations, split, lambda each: sum(len(m["content"]) for m in each.messages)
-        )
+        chosen += text_files.part_of(conversations, split, size)
         skipped += left_out
     return chosen, skipped
 

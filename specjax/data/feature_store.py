@@ -47,15 +47,11 @@ class FeatureStore:
         inner = folder / "features"
         self.directory = inner if (inner / "manifest.json").is_file() else folder
         build = f"{BUILD} (the same command resumes a killed run)"
-        manifest = self.directory / "manifest.json"
-        self.manifest = files.read_manifest(manifest, NAME, SCHEMA, build)
-        stored = self.manifest
+        self.manifest = files.read_manifest(self.directory / "manifest.json", NAME, SCHEMA, build)
         # Version 1 of an earlier release has no teacher.
-        known: dict[str, Any] = {
-            name: stored.get(name, False) if name == "teacher" else stored[name]
-            for name in RecordLayout._fields
-        }
-        self.layout = RecordLayout(**known)._replace(taps=tuple(known["taps"]))
+        stored: dict[str, Any] = {"teacher": False} | self.manifest
+        layout = RecordLayout(*(stored[name] for name in RecordLayout._fields))
+        self.layout = layout._replace(taps=tuple(layout.taps))
         for name, facts in stored["shards"].items():
             path = self.directory / name
             if not path.is_file() or path.stat().st_size != facts["bytes"]:
@@ -166,9 +162,7 @@ class Stored:
 
     def numbers(self, step: int) -> list[int]:
         """The rows of the batch of a step, which may cross the end of an epoch."""
-        rows = self.store.size("train")
-        places = packing.places(step, self.batch_size, rows)
-        return [int(packing.order(self.seed, epoch, rows)[place]) for epoch, place in places]
+        return packing.numbers(self.seed, step, self.batch_size, self.store.size("train"))
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], labelled and segments or None, and the features."""
@@ -193,8 +187,7 @@ class HeldOut(Sequence):
     places: tuple[int, ...] = ()  # as of ``Stored``
 
     def __post_init__(self):
-        more = ", or store more of them"
-        self.store.check_batch("valid", "held-out rows", self.batch_size, more)
+        self.store.check_batch("valid", "held-out rows", self.batch_size, ", or store more of them")
 
     def __len__(self) -> int:
         return min(self.most, self.store.size("valid") // self.batch_size)
@@ -284,13 +277,9 @@ def records(
     ``total`` and ``best`` [B,T] are those of ``Features``.
     """
     table = np.zeros(len(batch.tokens), layout.record)
-    table["tokens"], table["values"] = batch.tokens, values
-    if layout.documents:
-        table["labelled"], table["segments"] = batch.labelled, batch.segments
-    if scales is not None:
-        table["scales"] = scales
-    if layout.teacher:
-        table["total"], table["best"] = total, best
+    fields = vars(batch) | {"values": values, "scales": scales, "total": total, "best": best}
+    for name in layout.record.names or ():
+        table[name] = fields[name]
     return [row.tobytes() for row in table]
 
 
@@ -337,9 +326,8 @@ def is_finished(path: Path, layout: RecordLayout, rows: Sequence[Batch]) -> bool
             ends = reader.read([0, len(rows) - 1]) if reader.count == len(rows) else []
     except ValueError:
         return False
-    size = layout.record.itemsize
     return bool(ends) and all(
-        len(record) == size
+        len(record) == layout.record.itemsize
         and np.array_equal(np.frombuffer(record, layout.record)[0]["tokens"], row.tokens[0])
         for record, row in zip(ends, (rows[0], rows[-1]), strict=True)
     )

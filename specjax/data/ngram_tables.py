@@ -87,9 +87,8 @@ def count(
     chosen = seen[np.argsort(-times, kind="stable")[:contexts]]
     keys, rows, left = _hashed(chosen, vocab_size)
     three_ids, three_probs = _rows(triples, chosen[left], vocab_size, successors)
-    return Tables(
-        (single / single.sum()).astype(np.float32), ids, probs, keys, rows, three_ids, three_probs
-    )
+    unigram = (single / single.sum()).astype(np.float32)
+    return Tables(unigram, ids, probs, keys, rows, three_ids, three_probs)
 
 
 def _rows(
@@ -102,14 +101,12 @@ def _rows(
     kinds, times = np.unique(grams, return_counts=True)
     # By context, then the most frequent first, then the lower id first.
     order = np.lexsort((kinds, -times, kinds // vocab_size))
-    of, successor, times = kinds[order] // vocab_size, kinds[order] % vocab_size, times[order]
-    first = np.searchsorted(of, contexts)
-    place = first[:, None] + np.arange(keep)
-    inside = place < len(of)
-    place = np.minimum(place, max(len(of) - 1, 0))
-    if not len(of):
-        return np.full(place.shape, -1, np.int32), np.zeros(place.shape, np.float32)
-    real = inside & (of[place] == contexts[:, None])
+    # A last one of no context, where a context has fewer successors.
+    ordered, times = np.append(kinds[order], np.iinfo(np.int64).max), np.append(times[order], 0)
+    of, successor = np.divmod(ordered, vocab_size)
+    place = np.searchsorted(of, contexts)[:, None] + np.arange(keep)
+    place = np.minimum(place, len(kinds))
+    real = of[place] == contexts[:, None]
     weight = np.where(real, times[place], 0).astype(np.float64)
     total = np.maximum(weight.sum(1, keepdims=True), 1)
     ids = np.where(real, successor[place], -1).astype(np.int32)

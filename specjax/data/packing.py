@@ -60,7 +60,7 @@ def about_windows(documents: Sequence[Document], length: int, context: int) -> s
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Packed:
     """Batches of whole documents; a batch is a pure function of (seed, step).
 
@@ -74,24 +74,16 @@ class Packed:
     context: int = 0  # as of ``pieces``
 
     def __post_init__(self):
+        self._pieces = pieces(self.documents, self.length, self.context)
         _check_some(self._pieces)
+        self._sizes = np.array([len(piece.ids) for piece in self._pieces])
+        self._plan = best_fit(self._sizes, self.length + 1)
+        self._epoch = functools.lru_cache(maxsize=2)(self._shuffle)
         if self.rows < self.batch_size:
             raise UserError(
                 f"the documents fill {self.rows} rows of {self.length + 1} tokens, fewer than one "
                 f"batch of {self.batch_size}; give more text, or lower the batch size or the length"
             )
-
-    @functools.cached_property
-    def _pieces(self) -> list[Document]:
-        return pieces(self.documents, self.length, self.context)
-
-    @functools.cached_property
-    def _sizes(self) -> np.ndarray:
-        return np.array([len(piece.ids) for piece in self._pieces])
-
-    @functools.cached_property
-    def _plan(self) -> list[list[int]]:
-        return best_fit(self._sizes, self.length + 1)
 
     @property
     def rows(self) -> int:
@@ -108,10 +100,6 @@ class Packed:
             chosen, order = self._epoch(epoch)
             rows.append([self._pieces[chosen[rank]] for rank in self._plan[order[place]]])
         return _fill(rows, self.length)
-
-    @functools.cached_property
-    def _epoch(self):
-        return functools.lru_cache(maxsize=2)(self._shuffle)
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """(piece of each rank in decreasing length, row at each position) of an epoch."""
@@ -144,12 +132,8 @@ class OnePerRow:
 
     def batch(self, step: int) -> Batch:
         """tokens i32[B,T+1], padded with 0, labelled bool[B,T+1], all NumPy."""
-        size = len(self.documents)
-        rows = [
-            [self.documents[order(self.seed, epoch, size)[place]]]
-            for epoch, place in places(step, self.batch_size, size)
-        ]
-        return _fill(rows, self.length).replace(segments=None)
+        chosen = numbers(self.seed, step, self.batch_size, len(self.documents))
+        return _fill([[self.documents[n]] for n in chosen], self.length).replace(segments=None)
 
 
 def places(step: int, batch_size: int, rows: int) -> list[tuple[int, int]]:
@@ -161,6 +145,11 @@ def places(step: int, batch_size: int, rows: int) -> list[tuple[int, int]]:
 def order(seed: int, epoch: int, rows: int) -> np.ndarray:
     """i64[rows]: the row at each place of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(rows)
+
+
+def numbers(seed: int, step: int, batch_size: int, rows: int) -> list[int]:
+    """The rows of the batch of a step, which may cross the end of an epoch."""
+    return [int(order(seed, epoch, rows)[n]) for epoch, n in places(step, batch_size, rows)]
 
 
 def held_out_rows(
@@ -199,10 +188,8 @@ def _some(rows: list[list[Document]], batch_size: int, length: int, count: int) 
     chosen = chosen[: batch_size * max(1, min(count, len(rows) // batch_size))]
     picked = [rows[number] for number in chosen]
     picked += [[] for _ in range(-len(picked) % batch_size)]
-    return [
-        _fill(picked[start : start + batch_size], length)
-        for start in range(0, len(picked), batch_size)
-    ]
+    starts = range(0, len(picked), batch_size)
+    return [_fill(picked[start : start + batch_size], length) for start in starts]
 
 
 def best_fit(sizes: np.ndarray, room: int) -> list[list[int]]:

@@ -22,6 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer, processors
 
 from specjax.data import dialogues, jsonl, text_files, token_streams
+from specjax.data.corpora import SPLITS
 from specjax.data.packing import Document
 from specjax.errors import UserError
 from specjax.files import buckets
@@ -29,7 +30,6 @@ from specjax.files import buckets
 DOCSTRINGS = "docstrings"  # the name of the pairs of the embedded corpus
 PAD, END = "<pad>", "</s>"  # ids 0 and 1 of the tokenizers made for pairs
 KEYS: dict[str, str] = dict.fromkeys(("source", "output"), "text that is not empty")
-SPLITS = ("train", "valid", "test")
 # Turns of a conversation before an answer that are its source.
 TURNS = 3
 # Names of the token that begins an output, and of the one that ends it, in their order.
@@ -59,9 +59,8 @@ def train_tokenizer(pairs: Sequence[Pair], vocab_size: int) -> Tokenizer:
     """
     texts = [text for pair in pairs for text in (pair.source, pair.output)]
     tokenizer = token_streams.train_tokenizer(texts, vocab_size, (PAD, END))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
-    )
+    ends = [(END, tokenizer.token_to_id(END))]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {END}", special_tokens=ends)
     return tokenizer
 
 
@@ -70,13 +69,8 @@ def ends_of(tokenizer: Tokenizer) -> OutputEnds:
 
     The start token is one that the tokenizer puts into no text. Raises UserError if there is none.
     """
-    own = tokenizer.encode("a").ids
-    start, end = (
-        next(
-            (i for i in map(tokenizer.token_to_id, names) if i is not None and i not in used), None
-        )
-        for names, used in ((_STARTS, own), (_ENDS, []))
-    )
+    start = token_streams.first_id(tokenizer, _STARTS, tokenizer.encode("a").ids)
+    end = token_streams.first_id(tokenizer, _ENDS)
     if start is None or end is None:
         raise UserError(
             f"the tokenizer has no token to {'begin' if start is None else 'end'} an output with "

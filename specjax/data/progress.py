@@ -37,13 +37,8 @@ def fingerprint(settings: dict, prompts: Sequence[Sequence[int]]) -> str:
         prompts: token ids.
     """
     versions = [__version__, jax.__version__, jax.default_backend(), jax.devices()[0].device_kind]
-    flags = [
-        *(
-            str(getattr(jax.config, name))
-            for name in ("jax_enable_x64", "jax_default_matmul_precision")
-        ),
-        os.environ.get("XLA_FLAGS", ""),
-    ]
+    names = ("jax_enable_x64", "jax_default_matmul_precision")
+    flags = [*(str(getattr(jax.config, name)) for name in names), os.environ.get("XLA_FLAGS", "")]
     sources = [(str(path), files.sha256(path)) for path in sorted(PACKAGE.rglob("*.py"))]
     ids = [list(map(int, p)) for p in prompts]
     parts = [files.machine(), versions, flags, sources, settings, named_files(settings), ids]
@@ -89,18 +84,14 @@ class Progress:
         self._mark, self._started = {"fingerprint": mark}, False
         lines = _lines(self._path)
         if lines and lines[0] == self._mark:
-            self._done = {
-                line["name"]: line["value"] for line in lines[1:] if {"name", "value"} <= set(line)
-            }
+            batches = (line for line in lines[1:] if {"name", "value"} <= set(line))
+            self._done = {line["name"]: line["value"] for line in batches}
 
     def _start(self, path: Path) -> None:
         """Writes the file again, without the incomplete line that may be at its end."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            self._mark,
-            *({"name": name, "value": value} for name, value in self._done.items()),
-        ]
-        files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        batches = ({"name": name, "value": value} for name, value in self._done.items())
+        files.write_text(path, "".join(json.dumps(line) + "\n" for line in (self._mark, *batches)))
         self._started = True
 
     def __len__(self) -> int:

@@ -38,14 +38,8 @@ MBPP_PROMPT = (
     "Your code should pass these tests:\n\n{tests}\n"
 )
 MT_BENCH = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
+    *("writing", "roleplay", "reasoning", "math"),
+    *("coding", "extraction", "stem", "humanities"),
 )
 # A turn that begins so is fetched from its source by the script of SPEED-Bench's authors.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
@@ -213,16 +207,12 @@ def spell(
             f"turn {turn} of {len(conversation.turns)} with {len(answers)} answers; "
             "give one answer for each earlier turn"
         )
-    answered = [answer.strip() for answer in answers]
+    before = zip(asked, (answer.strip() for answer in answers), strict=False)
+    texts = [*itertools.chain.from_iterable(before), asked[-1]]
     if template is None or conversation.completion:
-        both = (text for pair in zip(asked, answered, strict=False) for text in pair)
-        return Spelt("\n\n".join((*both, asked[-1])), True)
-    messages = [{"role": "user", "content": asked[0]}]
-    for answer, question in zip(answered, asked[1:], strict=True):
-        messages += [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": question},
-        ]
+        return Spelt("\n\n".join(texts), True)
+    roles = itertools.cycle(("user", "assistant"))
+    messages = [{"role": next(roles), "content": text} for text in texts]
     return Spelt(chat.render(template, messages, add_generation_prompt=True), False)
 
 
@@ -238,11 +228,9 @@ def _is_one_value(text: str, first: str, objects: bool) -> bool:
         value = files.parsed(text)
     except ValueError:
         return objects and first in ("[", "{")
-    return (
-        objects
-        or isinstance(value, dict)
-        or (bool(value) and all(isinstance(each, dict) for each in value))
-    )
+    if objects or isinstance(value, dict):
+        return True
+    return bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def _is_known(line: Mapping[str, Any], kind: str) -> bool:
@@ -264,16 +252,21 @@ def _kind(line: Mapping[str, Any]) -> str:
 def _conversation(kind: str, line: jsonl.Line) -> Conversation:
     """A line as a conversation. Raises UserError."""
     if kind == "speed_bench":
-        return _speed_bench(line)
+        line = _with_turns(line)
     text = "prompt" if "prompt" in (line.value or {}) else "text"
     value = line.check(kind, _KEYS[kind] | ({text: "text"} if kind == "mbpp" else {}))
     if kind == "prompts":
         category = value.get("category")
         category = category if isinstance(category, str) else None
         return Conversation(line.number, category, (value["prompt"],))
-    if kind == "spec_bench":
+    if kind in ("spec_bench", "speed_bench"):
         if not value["turns"]:
             raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
+        if kind == "speed_bench" and any(turn.startswith(PLACEHOLDER) for turn in value["turns"]):
+            raise UserError(
+                f"{line.where} has a placeholder and no text: run prepare_data.py of SPEED-Bench, "
+                "which fetches the texts, and give the file that it writes"
+            )
         return Conversation(value["question_id"], value["category"], tuple(value["turns"]))
     if kind == "humaneval":
         return Conversation(value["task_id"], kind, (value["prompt"],), completion=True)
@@ -291,23 +284,15 @@ def _conversation(kind: str, line: jsonl.Line) -> Conversation:
     return Conversation(value["task_id"], kind, (prompt,))
 
 
-def _speed_bench(line: jsonl.Line) -> Conversation:
-    """A row of SPEED-Bench as a conversation. Raises UserError."""
-    messages = (line.value or {}).get("messages")
-    if isinstance(messages, list) and all(isinstance(each, dict) for each in messages):
-        turns = {"turns": [each.get("content") for each in messages]}
-        if strange := [each for each in messages if each.get("role") != "user"]:
-            raise UserError(
-                f"{line.where} has a message of the role {strange[0].get('role')!r}; the messages "
-                "of a line of speed_bench are the turns of the user"
-            )
-        line = line._replace(value=(line.value or {}) | turns)
-    value = line.check("speed_bench", _KEYS["speed_bench"])
-    if not value["turns"]:
-        raise UserError(f'{line.where} has no turn in its "turns"; give at least one text')
-    if any(turn.startswith(PLACEHOLDER) for turn in value["turns"]):
+def _with_turns(line: jsonl.Line) -> jsonl.Line:
+    """A row of SPEED-Bench, whose messages are turns where it has any. Raises UserError."""
+    value = line.value or {}
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        return line
+    if strange := [each for each in messages if each.get("role") != "user"]:
         raise UserError(
-            f"{line.where} has a placeholder and no text: run prepare_data.py of SPEED-Bench, "
-            "which fetches the texts, and give the file that it writes"
+            f"{line.where} has a message of the role {strange[0].get('role')!r}; the messages "
+            "of a line of speed_bench are the turns of the user"
         )
-    return Conversation(value["question_id"], value["category"], tuple(value["turns"]))
+    return line._replace(value=value | {"turns": [each.get("content") for each in messages]})

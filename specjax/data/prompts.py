@@ -112,13 +112,11 @@ def read(
         return PromptSet(STDLIB, every[: len(every) - extra], every[len(every) - extra :])
     conversations, measured = conversations_of(source, name)
     every = _all_turns(source, target, conversations, answer)
-    prompts, others = (
-        [p for p in every if (p.question in measured) == wanted] for wanted in (True, False)
-    )
-    if context:  # prompts to learn from may be shorter
-        first = lambda p: _shortened(p, target, target.lm.prompt(p.ids, context))  # noqa: E731
-        prompts, others = [first(p) for p in prompts], [first(p) for p in others]
-        prompts = [p for p in prompts if len(p.ids) == context]
+    if context:
+        every = [_shortened(p, target, target.lm.prompt(p.ids, context)) for p in every]
+    others = [p for p in every if p.question not in measured]  # they may be shorter
+    prompts = [p for p in every if p.question in measured]
+    prompts = [p for p in prompts if not context or len(p.ids) == context]
     if not prompts:
         raise UserError(
             f"{_where(source, name)}: no prompt has {context} tokens; ask for fewer in "
@@ -133,18 +131,12 @@ def _check(source: PromptSource, name: str) -> None:
             "give either config.prompt (one text) or config.prompts "
             "(a .txt or .jsonl file, or stdlib)"
         )
-    if name == STDLIB:
-        templated = source.chat not in ("", AUTO)
+    if source.text or name == STDLIB:
+        given = "config.prompt is a text" if source.text else "config.prompts is stdlib"
+        templated = name == STDLIB and source.chat not in ("", AUTO)
         for key, is_set in (("chat", templated), ("prompt_kind", source.kind != "auto")):
             if is_set:
-                raise UserError(
-                    f"config.{key} is for files of prompts, and config.prompts is stdlib; "
-                    "leave it out"
-                )
-    if source.text and source.kind != "auto":
-        raise UserError(
-            "config.prompt_kind is for files of prompts, and config.prompt is a text; leave it out"
-        )
+                raise UserError(f"config.{key} is for files of prompts, and {given}; leave it out")
 
 
 def check(source: PromptSource, name: str, batch_size: int) -> None:
@@ -179,8 +171,7 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
                 f"{_where(source, name)}: the kind is {kind}, and {source.section}.prompt_kind is "
                 f"{source.kind}; leave one of them out"
             )
-        where = f"{source.section}.prompts: {os.path.expanduser(path)}"
-        every = prompt_files.read(buckets.local(path), where, kind or source.kind)
+        every = prompt_files.read(buckets.local(path), _where(source, path), kind or source.kind)
     every = [each._replace(turns=each.turns[: 1 if source.first_turns else None]) for each in every]
     extra = source.warm_prompts
     if source.num_prompts:
@@ -190,10 +181,9 @@ def conversations_of(source: PromptSource, name: str) -> tuple[list[Conversation
             f"there are {len(every)} prompts, and config.warm_prompts takes {extra} "
             "of them; give more"
         )
+    measured = every[: len(every) - extra]
     if source.num_prompts:
-        measured = prompt_files.sample(every, min(source.num_prompts, len(every) - extra))
-    else:
-        measured = every[: len(every) - extra]
+        measured = prompt_files.sample(every, min(source.num_prompts, len(measured)))
     return every, {each.id for each in measured}
 
 
@@ -244,23 +234,17 @@ def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence
     if not source.chat:
         return None
     completions = all(each.completion for each in conversations)
-    if source.chat == AUTO:
-        if source.text or completions or not chat.has_own(target.directory):
-            return None
-        template = chat.load("", target.directory, target.text_tokenizer)
-        if jax.process_index() == 0:
-            print(
-                f"prompts are put into {template.name}; "
-                f"--{source.section}.chat= decodes them as texts",
-                file=sys.stderr,
-                flush=True,
-            )
-        return template
+    auto = source.chat == AUTO
+    if auto and (source.text or completions or not chat.has_own(target.directory)):
+        return None
     if completions:
         raise _no_template(source)
-    return chat.load(
-        "" if source.chat == OWN else source.chat, target.directory, target.text_tokenizer
-    )
+    name = "" if source.chat in (OWN, AUTO) else source.chat
+    template = chat.load(name, target.directory, target.text_tokenizer)
+    if auto and jax.process_index() == 0:
+        other = f"--{source.section}.chat= decodes them as texts"
+        print(f"prompts are put into {template.name}; {other}", file=sys.stderr, flush=True)
+    return template
 
 
 def _no_template(source: PromptSource) -> UserError:
@@ -278,18 +262,16 @@ def prompt_of(
     answers: Sequence[str],
     template,
 ) -> Prompt:
-    spelled = prompt_files.spell(conversation, turn, answers, template)
+    text, special = prompt_files.spell(conversation, turn, answers, template)
     try:
-        spelled.text.encode()
+        text.encode()
     except UnicodeEncodeError:  # a command line in another encoding
         raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
-    ids = target.text_tokenizer.encode(
-        spelled.text, add_special_tokens=spelled.add_special_tokens
-    ).ids
-    if not spelled.text.strip() or not ids:
+    ids = target.text_tokenizer.encode(text, add_special_tokens=special).ids
+    if not text.strip() or not ids:
         raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
     ids = of_text(target.lm, ids, f"prompt {conversation.id}")
-    whole = Prompt(spelled.text, ids, conversation.category, conversation.id, turn)
+    whole = Prompt(text, ids, conversation.category, conversation.id, turn)
     cut = _cut(source, target, ids)
     return whole if cut == ids else _shortened(whole, target, cut)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 REACH = 8  # tokens of context; more are used where the text shows that these are too few
@@ -105,11 +106,8 @@ def _common(text: str, whole: str, offset: int) -> int:
     """The number of characters that ``text`` has in common with ``whole`` from ``offset`` on."""
     if whole.startswith(text, offset):
         return len(text)
-    pairs = zip(text, whole[offset : offset + len(text)], strict=False)
-    return next(
-        (n for n, (one, other) in enumerate(pairs) if one != other),
-        min(len(text), len(whole) - offset),
-    )
+    # It compares characters, of any texts.
+    return len(os.path.commonprefix([text, whole[offset : offset + len(text)]]))  # noqa: RUF071
 
 
 def _text(ids: list[int], decode: Decode) -> str:

@@ -101,13 +101,12 @@ def pieces(path: Path) -> list[str]:
         raise UserError(f"{where} is empty; give a file with text")
     if not is_jsonl(path):
         return text.splitlines(keepends=True)
-    keys = {"text": "text"}
-    return [line.check("texts", keys)["text"] for line in jsonl.objects(text, where)]
+    objects = jsonl.objects(text, where)
+    return [line.check("texts", {"text": "text"})["text"] for line in objects]
 
 
 def part_of(items: list[Item], split: str, size: Callable[[Item], int]) -> list[Item]:
     """The items of a split: 90 % of their sizes are "train", then 5 % "test", then 5 % "valid"."""
     starts = np.cumsum([0, *map(size, items)])
     test, valid = (int(n) for n in np.searchsorted(starts, [starts[-1] * 0.90, starts[-1] * 0.95]))
-    parts = {"train": items[:test], "test": items[test:valid], "valid": items[valid:]}
-    return parts[split]
+    return {"train": items[:test], "test": items[test:valid], "valid": items[valid:]}[split]

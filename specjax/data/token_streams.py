@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,15 @@ def train_tokenizer(
     return tokenizer
 
 
+def first_id(tokenizer: Tokenizer, names: Iterable[str], used: Collection[int] = ()) -> int | None:
+    """The id of the first of these tokens that there is and that is not in ``used``; or None."""
+    ids = map(tokenizer.token_to_id, names)
+    return next((token for token in ids if token is not None and token not in used), None)
+
+
 def separator_id(tokenizer: Tokenizer) -> int | None:
     """The id that starts a document: ours, else a usual name of other tokenizers, else None."""
-    ids = (
-        tokenizer.token_to_id(name)
-        for name in (SEPARATOR, "<s>", "<|begin_of_text|>", "<bos>", "</s>")
-    )
-    return next((token for token in ids if token is not None), None)
+    return first_id(tokenizer, (SEPARATOR, "<s>", "<|begin_of_text|>", "<bos>", "</s>"))
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:

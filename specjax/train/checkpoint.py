@@ -86,9 +86,7 @@ class Checkpoints:
         self._late = False  # whether a save was waited for ``SAVING`` seconds
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        self._values = {
-            step: stored[_METRIC] for step, stored in metrics.items() if stored is not None
-        }
+        self._values = {step: kept[_METRIC] for step, kept in metrics.items() if kept is not None}
 
     def latest(self) -> int | None:
         """The newest step that is completely on disk, or None; waits for an unfinished save."""
@@ -97,11 +95,9 @@ class Checkpoints:
 
     def best(self) -> tuple[int, float] | None:
         """(step, value) of the best saved state that has a value; or None."""
-        kept = set(self._manager.all_steps())
-        ranked = [
-            (self._sign * value, step) for step, value in self._values.items() if step in kept
-        ]
-        return (max(ranked)[1], self._values[max(ranked)[1]]) if ranked else None
+        saved = self._values.keys() & set(self._manager.all_steps())
+        ranked = sorted((self._sign * self._values[step], step) for step in saved)
+        return (ranked[-1][1], self._values[ranked[-1][1]]) if ranked else None
 
     def best_with(self, step: int, value: float) -> tuple[int, float]:
         """(step, value) of the best state if this one is saved too; the newest of equal ones."""
@@ -118,10 +114,9 @@ class Checkpoints:
         parts = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self._config)
         )
+        metrics = None if value is None else {_METRIC: value}
         try:
-            self._manager.save(
-                step, args=parts, metrics=None if value is None else {_METRIC: value}, force=True
-            )
+            self._manager.save(step, args=parts, metrics=metrics, force=True)
         except Exception as error:
             raise self._failed(step, reason_of(error)) from error
         self._pending = step, self._sealed(step)
@@ -162,12 +157,10 @@ class Checkpoints:
         if good is None:
             self._remove_unfinished(steps)
             return None
-        stored = self._manager.restore(
-            good, args=ocp.args.Composite(config=ocp.args.JsonRestore())
-        )["config"]
-        check_same(
-            stored, self._config, self.directory.parent, self._report if resume_changed else None
-        )
+        parts = ocp.args.Composite(config=ocp.args.JsonRestore())
+        stored = self._manager.restore(good, args=parts)["config"]
+        allowed = self._report if resume_changed else None
+        check_same(stored, self._config, self.directory.parent, allowed)
         state = self.restore_step(good, like)
         # Remove newer steps only after a good one was restored. They must be removed: Orbax refuses
         # to save steps below its newest.
@@ -190,9 +183,8 @@ class Checkpoints:
                 f"checkpoint {step} in {self.directory} holds another state than this run has "
                 f"({changed}); use another workdir, or the old configuration"
             )
-        return self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        )["state"]
+        parts = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        return self._manager.restore(step, args=parts)["state"]
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -294,14 +286,11 @@ class Checkpoints:
 
 def _manager(directory: Path, sign: int) -> _Manager:
     """Keeps the last two steps and the one whose value times ``sign`` is largest."""
-    best = BestN(
-        get_metric_fn=lambda metrics: sign * metrics[_METRIC],
-        n=1,
-        keep_checkpoints_without_metrics=False,
-    )
+    rank = lambda metrics: sign * metrics[_METRIC]  # noqa: E731
+    best = BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)
     options = ocp.CheckpointManagerOptions(
         preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
-        best_fn=best.get_metric_fn,  # without it Orbax writes no metrics
+        best_fn=rank,  # without it Orbax writes no metrics
         cleanup_tmp_directories=True,  # left by a killed save
         async_options=ocp.AsyncOptions(timeout_secs=SAVING),
     )
@@ -371,7 +360,10 @@ def check_same(
     instead.
     """
     trees = (declare.defaults(Training), stored, config)
-    known, before, now = (_leaves(json.loads(json.dumps(tree)), _no_dict) for tree in trees)
+    known, before, now = (
+        _leaves(json.loads(json.dumps(tree)), lambda value: not isinstance(value, dict))
+        for tree in trees
+    )
     before = {key: known[key] for key in known.keys() & now.keys()} | before
     if "train.steps" in before and before["train.steps"] < now.get("train.steps", 0):
         before["train.steps"] = now["train.steps"]
@@ -405,7 +397,3 @@ def _leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf)[0]
     }
-
-
-def _no_dict(value: Any) -> bool:
-    return not isinstance(value, dict)

@@ -56,12 +56,9 @@ def _values(record: dict[str, Any]) -> list[str]:
     if "heldout_alpha" in record:
         parts.append(f"alpha {record['heldout_alpha']:.3f}")
     # A draft whose shape depends on the context has no forecast: its tau is the decoded one.
-    taus = {
-        key.removeprefix(name): record[key]
-        for name in ("heldout_decoded_tau_t", "heldout_tau_t")
-        for key in record
-        if key.startswith(name)
-    }
+    taus = {}
+    for name in ("heldout_decoded_tau_t", "heldout_tau_t"):
+        taus |= {key.removeprefix(name): record[key] for key in record if key.startswith(name)}
     parts += [f"tau {tau:.2f} at temperature {degree}" for degree, tau in taus.items()]
     if record["tokens_per_second"]:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
@@ -154,7 +151,6 @@ class Meter(_Bar):
             self.update(self.bar, completed=min(done, self._total), status=status)
         elif now - self._reported >= _SECONDS and self._done:
             left = (now - self._began) / self._done * max(self._total - done, 0)
-            report(
-                f"{self._title}: {done:,} of {self._total:,}, {self._status()}, {left:.0f} s left"
-            )
+            parts = f"{done:,} of {self._total:,}", self._status(), f"{left:.0f} s left"
+            report(f"{self._title}: {', '.join(parts)}")
             self._reported = now

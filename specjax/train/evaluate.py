@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax.train.objectives import Loss
@@ -18,9 +17,7 @@ Evaluate = Callable[[Any, Any, Sequence[Batch]], dict[str, float]]
 
 
 def evaluator(
-    loss: Loss,
-    place: Callable[[Batch], Batch] = lambda batch: jax.tree.map(jnp.asarray, batch),
-    everywhere: Any = None,
+    loss: Loss, place: Callable[[Batch], Batch] = jax.device_put, everywhere: Any = None
 ) -> Evaluate:
     """A function that gives the means of loss and metrics over batches; labels weigh equally.
 
@@ -36,11 +33,8 @@ def evaluator(
     def evaluate(params, target_params, batches):
         keys = jax.random.split(jax.random.key(0), len(batches))
         pairs = zip(batches, keys, strict=True)
-        return mean(
-            jax.device_get(
-                [measure(params, target_params, place(batch), key) for batch, key in pairs]
-            )
-        )
+        values = [measure(params, target_params, place(batch), key) for batch, key in pairs]
+        return mean(jax.device_get(values))
 
     return evaluate
 
@@ -55,16 +49,9 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
     names = [name for name in records[0] if name not in ("weight", "terms")]
     values = {name: _average(records, name, [record[name] for record in records]) for name in names}
     if "terms" in records[0]:
-        values["loss"] = sum(
-            _average(records, term, [record["terms"][term] for record in records])
-            for term in records[0]["terms"]
-        )
-    return _per_token(values)
-
-
-def _per_token(values: dict[str, float]) -> dict[str, float]:
-    """The values with "loss_per_token" (for heads) and "uniform_per_token" for scale, uniform."""
-    values = dict(values)
+        terms = [record["terms"] for record in records]
+        means = (_average(records, name, [each[name] for each in terms]) for name in terms[0])
+        values["loss"] = sum(means)
     scale, uniform = values.pop("scale", None), values.pop("uniform", None)
     # A batch without labels has scale 0.
     divisor = 1.0 if scale is None else scale or 1.0

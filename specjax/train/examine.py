@@ -135,10 +135,8 @@ def examiner(
 
     def decoded(pair: ModelParams, temperature: float) -> float:
         own, settings = Writer(target, pair, drafter, rule, eos), {"temperature": temperature}
-        size = len(prompts)
-        outputs, rounds = writer.write(
-            own, prompts, rng.row_keys(seed, size), settings, new_tokens, size
-        )
+        size, keys = len(prompts), rng.row_keys(seed, len(prompts))
+        outputs, rounds = writer.write(own, prompts, keys, settings, new_tokens, size)
         return sum(map(len, outputs)) / sum(rounds)
 
     def examine(params: Any) -> dict[str, float]:
@@ -157,11 +155,7 @@ def examiner(
 
 
 def accuracy(
-    drafter: Drafter,
-    params: ModelParams,
-    texts: Sequence[Written],
-    starts: Sequence[int],
-    width: int,
+    drafter: Drafter, params: ModelParams, texts: list[Written], starts: Sequence[int], width: int
 ) -> list[list[float]]:
     """[K][width]: how often, at depth d, the text's token is the r-th choice of the drafter.
 

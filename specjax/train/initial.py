@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +38,9 @@ def pruned(target: hf.Loaded, layers: str) -> tuple[TransformerConfig, dict]:
             f"config.pruned is {layers!r}; give ascending layer numbers in 0..{total - 1}, "
             f"such as {example}"
         )
-    names = list(target.params["layers"])
-    by_number = {int(name): target.params["layers"][name] for name in names}
-    key = type(names[0])
-    layers_kept = {key(new): by_number[old] for new, old in enumerate(kept)}
-    params = {**target.params, "layers": layers_kept}
+    every: dict[Any, Any] = target.params["layers"]
+    key = type(next(iter(every)))
+    params = target.params | {"layers": {key(new): every[key(old)] for new, old in enumerate(kept)}}
     return _renumbered(target.config, kept), jax.tree.map(jnp.asarray, params)
 
 
@@ -51,22 +50,19 @@ def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerCo
     def new(layers: Sequence[int]) -> tuple[int, ...]:
         return tuple(place for place, layer in enumerate(kept) if layer in layers)
 
+    def part(own: Any) -> Any:
+        """What some layers have; None where none of them is left."""
+        layers = new(own.layers) if own else ()
+        return dataclasses.replace(own, layers=layers) if own and layers else None
+
     windows = tuple(config.window(layer) for layer in kept) if config.windows else ()
-    experts = config.experts
-    if experts is not None:
-        experts = dataclasses.replace(experts, layers=new(experts.layers))
-        experts = experts if experts.layers else None
-    recurrent = config.recurrent
-    if recurrent is not None:
-        recurrent = dataclasses.replace(recurrent, layers=new(recurrent.layers))
-        recurrent = recurrent if recurrent.layers else None
     return dataclasses.replace(
         config,
         num_layers=len(kept),
         windows=windows if any(window is not None for window in windows) else (),
         unrotated=new(config.unrotated),
-        experts=experts,
-        recurrent=recurrent,
+        experts=part(config.experts),
+        recurrent=part(config.recurrent),
     )
 
 

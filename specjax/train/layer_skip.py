@@ -115,8 +115,7 @@ def layer_skip_loss(
         # The logits of one exit at a time: the backward pass computes them again.
         @jax.checkpoint
         def exit_loss(params, x):
-            logits = unembed(params, last_norm(params, x))
-            return objectives.cross_entropy(logits, labels, mask)
+            return objectives.cross_entropy(unembed(params, last_norm(params, x)), labels, mask)
 
         weights = exit_weights(keys, layers, step, steps)
         values = [

@@ -216,13 +216,10 @@ def boosted(loss: Loss, earlier: Sequence[LM]) -> Loss:
 
     def left(params: Any, target_params: Any, batch: Batch, key: jax.Array):
         known = predicted(earlier, target_params["earlier"], batch)
-        labelled = batch.labelled
-        if labelled is None:
-            labelled = jnp.ones(batch.tokens.shape, bool)
+        labelled = jnp.ones(batch.tokens.shape, bool) if batch.labelled is None else batch.labelled
         # The first token is never a label.
         open_ = labelled.at[:, 1:].set(labelled[:, 1:] & ~known)
-        own = batch.replace(labelled=open_)
-        value, metrics = loss(params, target_params["target"], own, key)
+        value, metrics = loss(params, target_params["target"], batch.replace(labelled=open_), key)
         total = jnp.maximum(labelled[:, 1:].sum(), 1)
         return value, {**metrics, "missed": open_[:, 1:].sum() / total}
 

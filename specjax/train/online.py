@@ -67,18 +67,10 @@ def loss_of(
     falling = {"run_steps", "fall", "base", "remat"}
     known = inspect.signature(training.loss).parameters.keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
-    usual = {
-        "ce": 0.0,
-        "teacher": 1.0,
-        "noise": 0.0,
-        "dropout": 0.0,
-        "glancing": 0.0,
-        "steps": drafter.longest,
-        "places": size,
-        "keep": 1.0,
-    }
+    usual: dict[str, Any] = dict.fromkeys(("ce", "noise", "dropout", "glancing"), 0.0)
+    usual |= {"teacher": 1.0, "keep": 1.0, "steps": drafter.longest, "places": size}
     chosen = {name: value for name, value in usual.items() if name in known}
-    return functools.partial(training.loss, **{**chosen, **keys})
+    return functools.partial(training.loss, **chosen | keys)
 
 
 class State(struct.PyTreeNode):
@@ -175,12 +167,8 @@ def serve(
         seconds = time.perf_counter() - began
         real = np.asarray(rows) >= 0
         ring, wrong = remember(
-            state.ring,
-            decoded.tokens,
-            decoded.length,
-            records,
-            jnp.asarray(lengths, jnp.int32),
-            jnp.asarray(real),
+            *(state.ring, decoded.tokens, decoded.length, records),
+            *(jnp.asarray(lengths, jnp.int32), jnp.asarray(real)),
             positions=learner.options.positions,
         )
         state = state.replace(ring=ring, requests=state.requests + int(real.sum()))
@@ -235,12 +223,9 @@ def wrong_places(records: Records, starts: Array, size: int) -> Places:
     rejected &= records.emitted == records.accepted + 1
     place = jnp.where(rejected, before + records.accepted, size)
     rows = jnp.arange(starts.shape[0])
-    nowhere = jnp.zeros((starts.shape[0], size), bool)
-    wrong = nowhere.at[rows, place].set(True, mode="drop")
-    depth = (
-        jnp.full(nowhere.shape, -1, jnp.int32).at[rows, place].set(records.accepted, mode="drop")
-    )
-    return Places(wrong, depth)
+    wrong = jnp.zeros((starts.shape[0], size), bool).at[rows, place].set(True, mode="drop")
+    depth = jnp.full(wrong.shape, -1, jnp.int32)
+    return Places(wrong, depth.at[rows, place].set(records.accepted, mode="drop"))
 
 
 class Ring(struct.PyTreeNode):
@@ -280,9 +265,7 @@ def remember(
     places = wrong_places(records, starts, size)
     index = jnp.arange(size)
     inside = index < length[:, None]
-    labelled = places.wrong
-    if positions == "emitted":
-        labelled = inside & (index >= starts[:, None])
+    labelled = inside & (index >= starts[:, None]) if positions == "emitted" else places.wrong
     row = jnp.where(real, (ring.newest + jnp.cumsum(real) - 1) % rows, rows)
     put = lambda old, new: old.at[row].set(new, mode="drop")  # noqa: E731
     ring = Ring(

@@ -50,9 +50,11 @@ def optimiser(steps: int, keys: OptimiserKeys) -> Optimiser:
         late = [
             lambda step, rate=rate: keys.target_rate * rate(step + start) for rate in (main, adam)
         ]
-        transform = _with_target(transform, _transform(keys, *late), start)
-    clips = _clipping(keys.clip, keys.clip_value, keys.target_from)
-    return Optimiser(optax.chain(*clips, transform), main)
+        # The target's state (Adam's moments) starts at that step too.
+        begun = functools.partial(_begun, start)
+        target = optax.transforms.conditionally_mask(_transform(keys, *late), begun)
+        transform = optax.partition({"target": target, "draft": transform}, _parts)
+    return Optimiser(optax.chain(*_clipping(keys), transform), main)
 
 
 def _schedule(name: str, peak: float, *, steps: int, warmup: int, final: float) -> optax.Schedule:
@@ -102,28 +104,17 @@ def _transform(
     )
 
 
-def _with_target(
-    draft: optax.GradientTransformation, target: optax.GradientTransformation, target_from: int
-) -> optax.GradientTransformation:
-    """``draft`` for params["draft"]; ``target`` for params["target"], from that step on.
-
-    The target's state (Adam's moments) starts at that step.
-    """
-    late = optax.transforms.conditionally_mask(target, functools.partial(_begun, target_from))
-    return optax.partition({"target": late, "draft": draft}, _parts)
-
-
-def _clipping(clip: float, clip_value: float, target_from: int) -> list:
+def _clipping(keys: OptimiserKeys) -> list:
     """The transformations before the optimiser, in the order in which they apply."""
-    chain = []
-    if target_from:  # a target that is not trained yet is not counted in the norm either
-        gate = optax.scale_by_schedule(lambda step: jnp.where(_begun(target_from, step), 1.0, 0.0))
+    chain, start = [], keys.target_from
+    if start:  # a target that is not trained yet is not counted in the norm either
+        gate = optax.scale_by_schedule(lambda step: jnp.where(_begun(start, step), 1.0, 0.0))
         is_target = lambda params: jax.tree.map(lambda part: part == "target", _parts(params))  # noqa: E731
         chain.append(optax.masked(gate, is_target))
-    if clip_value:
-        chain.append(optax.clip(clip_value))
-    if clip:
-        chain.append(optax.clip_by_global_norm(clip))
+    if keys.clip_value:
+        chain.append(optax.clip(keys.clip_value))
+    if keys.clip:
+        chain.append(optax.clip_by_global_norm(keys.clip))
     return chain
 
 

@@ -109,11 +109,11 @@ class Placement(NamedTuple):
 
     def like(self, state: dict[str, Any]) -> Any:
         """``jax.ShapeDtypeStruct`` of every array of a state, with its sharding."""
-        return jax.tree.map(
-            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-            state,
-            self.state(state),
-        )
+
+        def one(leaf: Any, where: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+        return jax.tree.map(one, state, self.state(state))
 
     def begin(self, begin: Callable, params: Any) -> Any:
         """The initial state ``begin(params)``; divided parts are made where they are stored."""

@@ -193,10 +193,8 @@ class Log:
             start = SessionLog(status=SessionLog.START)
             self._events.write_event(Event(step=self._start + 1, session_log=start))
         for name, value in _scalars(record):
-            summary = scalar(name, value)
-            self._events.write_event(
-                Event(step=record["step"], wall_time=time.time(), summary=summary)
-            )
+            event = Event(step=record["step"], wall_time=time.time(), summary=scalar(name, value))
+            self._events.write_event(event)
         self._events.flush()
 
 

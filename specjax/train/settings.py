@@ -501,28 +501,22 @@ class Training(declare.Keys):
             sharding.parse(self.mesh)
 
 
-_TRAINED = (
-    *("mode", "objective", "seed", "mesh", "target", "init", "data", "loss", "train"),
-    *("optimiser", "examine"),
-)
+_ALL = ("mode", "objective", "target")
+_TRAINED = (*_ALL, "seed", "mesh", "init", "data", "loss", "train", "optimiser", "examine")
 # Objective -> its keys; of a group with a dot, only those that are named.
 KEYS = {
     "pretrain": (*_TRAINED, "tokenizer", "model", "drafter"),
     "distill": (*_TRAINED, "model", "pruned", "boosted", "drafter"),
     "heads": (*_TRAINED, "drafter", "joint"),
-    "generate": (
-        *("mode", "objective", "target", "seed", "mesh", "data", "generation", "drafter"),
-        "accept",
-    ),
+    "generate": (*_ALL, "seed", "mesh", "data", "generation", "drafter", "accept"),
     "features": (
-        *("mode", "objective", "target", "seed", "mesh", "data", "features", "train.batch_size"),
-        *("train.length", "train.eval_batches", "train.precision", "examine.prompts"),
-        "examine.prompt_tokens",
+        *(*_ALL, "seed", "mesh", "data", "features", "examine.prompts", "examine.prompt_tokens"),
+        *("train.batch_size", "train.length", "train.eval_batches", "train.precision"),
     ),
-    "datastore": ("mode", "objective", "target", "data.dir", "data.files", "reach"),
+    "datastore": (*_ALL, "data.dir", "data.files", "reach"),
     "ngram": (
-        *("mode", "objective", "seed", "target", "data.dir", "data.files", "successors"),
-        *("contexts", "smoothing", "from_target", "generation.batch_size"),
-        *("generation.prompt_tokens", "generation.new_tokens"),
+        *(*_ALL, "seed", "data.dir", "data.files", "successors", "contexts", "smoothing"),
+        "from_target",
+        *("generation.batch_size", "generation.prompt_tokens", "generation.new_tokens"),
     ),
 }

@@ -38,12 +38,7 @@ def _journal(path: Path, requests: int) -> Lines:
 
 
 def follow(
-    job: Job,
-    method: Method,
-    learner: Learner,
-    workdir: Path,
-    config: dict[str, Any],
-    checkpoint_every: int,
+    job: Job, method: Method, learner: Learner, workdir: Path, config: dict, checkpoint_every: int
 ) -> tuple[State, list[dict[str, Any]]]:
     """Decodes the whole stream; returns the last state and the lines of the journal.
 
@@ -62,10 +57,9 @@ def follow(
             meter.skip(start)
         saved = start
         batches = serve(job, method, learner, state) if start < total else ()
-        for after, served in batches:
-            state = after
+        for state, served in batches:
             with writing(f"{workdir / JOURNAL} cannot be written"):
-                journal.write(_lines(job, served))
+                journal.write([_line(job, served, place) for place in range(len(served.counts))])
             whole = metrics.total(served.counts)
             meter.add(len(served.counts), whole.tokens, whole.rounds)
             done = served.first + len(served.counts)
@@ -77,29 +71,25 @@ def follow(
         return state, journal.values
 
 
-def _lines(job: Job, served: Served) -> list[dict[str, Any]]:
-    """A line per request of a batch; the last one has the update after the batch."""
-    lines, count = [], len(served.counts)
-    for place, (counts, output) in enumerate(zip(served.counts, served.outputs, strict=True)):
-        number = served.first + place
-        summary = metrics.summary(counts)
-        line = {
-            "request": number,
-            "category": job.categories[number] if job.categories else None,
-            "updates": served.updates,
-            "prompt_tokens": len(job.prompts[number]),
-            "tokens": counts.tokens,
-            "rounds": counts.rounds,
-            "tested": int(counts.tested.sum()),
-            "accepted": int(counts.passed.sum()),
-            "alpha": summary["acceptance_rate"],
-            "tau": summary["block_efficiency"],
-            "wrong": served.wrong[place],
-            "seconds": served.seconds / count,
-            "update": served.update if place == count - 1 else None,
-            "by_depth": [counts.tested.tolist(), counts.passed.tolist()],
-            "verified": counts.verified,
-            "output": output,
-        }
-        lines.append(line)
-    return lines
+def _line(job: Job, served: Served, place: int) -> dict[str, Any]:
+    """The line of a request of a batch; that of the last one has the update after the batch."""
+    counts, count = served.counts[place], len(served.counts)
+    number, summary = served.first + place, metrics.summary(counts)
+    return {
+        "request": number,
+        "category": job.categories[number] if job.categories else None,
+        "updates": served.updates,
+        "prompt_tokens": len(job.prompts[number]),
+        "tokens": counts.tokens,
+        "rounds": counts.rounds,
+        "tested": int(counts.tested.sum()),
+        "accepted": int(counts.passed.sum()),
+        "alpha": summary["acceptance_rate"],
+        "tau": summary["block_efficiency"],
+        "wrong": served.wrong[place],
+        "seconds": served.seconds / count,
+        "update": served.update if place == count - 1 else None,
+        "by_depth": [counts.tested.tolist(), counts.passed.tolist()],
+        "verified": counts.verified,
+        "output": served.outputs[place],
+    }

@@ -216,18 +216,18 @@ def compile_programs(
 
     ``held_out_loss`` is evaluated; None: ``loss``. ``stored`` has the shardings of the state.
     """
-    # Cast first: parameters are gathered in the precision in which they are used.
-    evaluated = placement.gathering(held_out_loss or loss)
-    evaluated = in_precision(evaluated, settings.precision)
-    loss = in_precision(placement.gathering(loss), settings.precision)
+
+    def placed(function: Callable) -> Callable:
+        # Cast first: parameters are gathered in the precision in which they are used.
+        return in_precision(placement.gathering(function), settings.precision)
+
     if rewrite is not None:
-        rewrite = in_precision(placement.gathering(rewrite), settings.precision)
-        rewrite = jax.jit(rewrite, out_shardings=placement.rows)
-    advance = step(loss, optimiser, settings.accumulate, settings.ema)
+        rewrite = jax.jit(placed(rewrite), out_shardings=placement.rows)
+    advance = step(placed(loss), optimiser, settings.accumulate, settings.ema)
     advance = jax.jit(advance, donate_argnums=0, out_shardings=(stored, placement.everywhere))
     kept = averaged
     if settings.ema:
         average = functools.partial(averaged, ema=settings.ema)
         kept = jax.jit(average, out_shardings=stored["params"])
-    evaluate = evaluator(evaluated, placement.batch, placement.everywhere)
+    evaluate = evaluator(placed(held_out_loss or loss), placement.batch, placement.everywhere)
     return Programs(rewrite, advance, kept, evaluate, optimiser.schedule)

@@ -27,12 +27,7 @@ from specjax.types import LM, Drafter, Features
 
 
 def joint(
-    target: LM,
-    drafter: Drafter,
-    heads: int,
-    weight: Stages,
-    steps: int,
-    keys: Mapping[str, Any] | None = None,
+    target: LM, drafter: Drafter, heads: int, weight: Stages, steps: int, keys: Mapping[str, Any]
 ) -> Loss:
     """L, per label of the first depth; metrics as in ``objectives.joint_loss``.
 
@@ -55,10 +50,8 @@ def joint(
         own = objectives.cross_entropy(out.logits, labels, mask)
         # The heads read this pass, so there is one gradient of it.
         given = batch.replace(features=Features(out.hidden, tuple(out.taps)))
-        value, metrics = heads_loss(params["draft"], params["target"], given, key, **(keys or {}))
-        now = weight.values[-1]
-        if batch.step is not None:
-            now = at(weight, batch.step[0], steps)
+        value, metrics = heads_loss(params["draft"], params["target"], given, key, **keys)
+        now = weight.values[-1] if batch.step is None else at(weight, batch.step[0], steps)
         count = objectives.count_of(mask, labels)
         return objectives.with_language(value, metrics, now / heads, own, count)
 

@@ -86,34 +86,22 @@ def write(
     rows = np.minimum(np.arange(batch_size), len(prompts) - 1)
     real = np.arange(batch_size) < len(prompts)
     packed, lengths = decode.pack_prompts([prompts[row] for row in rows], width)
-    loops = sharding.loops(writer.mesh)
+    target, params, drafter, rule, eos_id, mesh = writer
+    loops = sharding.loops(mesh)
     state = loops.prefill(
-        writer.target,
-        writer.drafter,
-        writer.params,
-        packed,
-        lengths,
-        keys[rows],
+        *(target, drafter, params, packed, lengths, keys[rows]),
         max_len=packed.shape[1] + new_tokens,
         limit=lengths + jnp.where(real, new_tokens, 0),
         sampling=sampling.make_sampling(batch_size, **settings),
     )
     state, records = loops.generate(
-        writer.target,
-        writer.drafter,
-        writer.rule,
-        writer.params,
-        state,
-        max_steps=new_tokens,
-        eos_id=writer.eos_id,
+        target, drafter, rule, params, state, max_steps=new_tokens, eos_id=eos_id
     )
     state, records = sharding.on_host(state), sharding.fetch(records)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]
     # As in ``metrics``: a round that emitted or proposed something was run.
-    rounds = [
-        metrics.count(records, np.arange(batch_size) == row, 1).rounds
-        for row in range(len(prompts))
-    ]
+    each = np.eye(batch_size, dtype=bool)[: len(prompts)]
+    rounds = [metrics.count(records, row, 1).rounds for row in each]
     return outputs, rounds
 
 

@@ -32,11 +32,8 @@ from specjax.train.recipes import (
 
 _PREPARE = {"pretrain": pretrain.prepare, "distill": distill.prepare, "heads": heads.prepare}
 # Objectives that write data.
-_WRITE = {
-    "generate": generated.run,
-    "features": features.run,
-    **dict.fromkeys(lookup_data.OBJECTIVES, lookup_data.run),
-}
+_WRITE = {"generate": generated.run, "features": features.run}
+_WRITE |= dict.fromkeys(lookup_data.OBJECTIVES, lookup_data.run)
 # Group -> its keys that may differ between a run and its resumption.
 _FREE = {
     "train": ("log_every", "eval_every", "checkpoint_every", "resume_changed"),
@@ -95,8 +92,7 @@ def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
     before = stored["train"]["steps"]
     longer = config.train.steps > before
     # While a finished run is being lengthened, the shorter one's model and summary are still there.
-    written = (workdir / "model").exists()
-    finished = written and not longer
+    finished = (workdir / "model").exists() and not longer
     finished = finished and files.read_json(workdir / "summary.json")["steps"] == before
     allowed = config.train.resume_changed and not finished
     check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)
@@ -124,10 +120,8 @@ def _announce(config: Config, eval_interval: int) -> None:
     when = "after the last step"
     if eval_interval < train.steps:
         when = f"every {eval_interval} steps and {when}"
-    report(
-        f"{what}: {train.steps} steps of {train.batch_size} x {train.length} tokens, evaluated "
-        f"{when}"
-    )
+    size = f"{train.steps} steps of {train.batch_size} x {train.length} tokens"
+    report(f"{what}: {size}, evaluated {when}")
 
 
 def _stored_config(workdir: Path, objective: str) -> dict | None:
@@ -160,17 +154,12 @@ def _lasting(config: dict) -> dict:
 
 def _summary(config: Config, workdir: Path, size: int, tokens_per_byte: float | None) -> dict:
     """The held-out values of the parameters that are kept, from metrics.jsonl."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     best = records[-1].get("best_step") if config.train.keep == "best" else None
     kept = next((record for record in records if record["step"] == best), records[-1])
-    summary = {
-        name: value
-        for name, value in kept.items()
-        if name.startswith("heldout_") or name == "best_step"
-    }
+    names = [name for name in kept if name.startswith("heldout_") or name == "best_step"]
+    summary = {name: kept[name] for name in names}
     summary |= {"steps": config.train.steps, "parameters": size}
     if config.objective == "pretrain" and tokens_per_byte:
-        nats = kept["heldout_loss"]
-        summary["heldout_bits_per_byte"] = nats / math.log(2) * tokens_per_byte
+        summary["heldout_bits_per_byte"] = kept["heldout_loss"] / math.log(2) * tokens_per_byte
     return summary

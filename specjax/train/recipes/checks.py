@@ -163,13 +163,18 @@ def text_kind(data: Config) -> str:
     return kind
 
 
-def check_generate(config: Config) -> list[float]:
-    """Checks the values for the objective generate; returns the temperatures."""
+def check_generate(config: Config) -> None:
+    """Checks the values for the objective generate."""
     check_target(config, "the model directory of the target")
     sizes = config.generation
     sources = "which takes prompts from files, tfds, pairs or the embedded corpus"
     refuse_for_generate(config, _NOT_FOR_GENERATE, f", {sources}")
-    _check_questions(config)
+    for key in ("files", "tfds", "pairs", "dialogues"):
+        if sizes.prompts and config.data[key]:
+            raise UserError(
+                f"config.generation.prompts has questions, and config.data.{key} other prompts; "
+                "give one of them"
+            )
     if not sizes.temperatures:
         raise UserError("config.generation.temperatures is empty; give one number or more")
     for temperature in sizes.temperatures:
@@ -185,7 +190,6 @@ def check_generate(config: Config) -> list[float]:
             f"config.accept={rule.name} has lossless class {rule.lossless_class}: the law of the "
             "text would not be the target's; choose an L1 rule"
         )
-    return [float(temperature) for temperature in sizes.temperatures]
 
 
 def refuse_for_generate(config: Config, names: Sequence[str], why: str) -> None:
@@ -200,16 +204,6 @@ def refuse_for_generate(config: Config, names: Sequence[str], why: str) -> None:
 def _is_set(data: Config, name: str) -> bool:
     """Whether a key of config.data has another value than the declared default."""
     return data[name] != getattr(DataKeys, name)
-
-
-def _check_questions(config: Config) -> None:
-    """The keys of ``questions.read``."""
-    for key in ("files", "tfds", "pairs", "dialogues"):
-        if config.generation.prompts and config.data[key]:
-            raise UserError(
-                f"config.generation.prompts has questions, and config.data.{key} other prompts; "
-                "give one of them"
-            )
 
 
 def check_lookup_data(config: Config) -> None:

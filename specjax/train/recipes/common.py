@@ -54,13 +54,10 @@ def load_target(config: Config) -> hf.Loaded:
     target = hf.load(config.target, dtype=jnp.float32, on_host=where.spread)
     _ = target.text_tokenizer  # raises if there is none
     check_positions(config, "the target", target.config.longest_text)
-    if config.data.generated:
-        writer = generated_text.target_fingerprint(config.data.generated)
+    if text := config.data.generated:
+        writer = generated_text.target_fingerprint(text)
         if writer not in (None, fingerprint(target)):
-            report(
-                f"note: {config.data.generated} was written by another model than "
-                f"{target.directory}"
-            )
+            report(f"note: {text} was written by another model than {target.directory}")
     where.check_decoder("the target", target.config)
     params = where.put_params(target.params) if where.spread else target.params
     model = language_model(config, target.config)
@@ -115,9 +112,8 @@ def write_heads(
     assert drafter.training is not None
     facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
     facts |= dict(drafter.training.facts)
-    head_files.write(
-        folder, drafter.name, draft, facts, hf.fingerprint(target.text_tokenizer), extra
-    )
+    vocabulary = hf.fingerprint(target.text_tokenizer)
+    head_files.write(folder, drafter.name, draft, facts, vocabulary, extra)
 
 
 def check_positions(config: Config, whose: str, positions: int) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
 from specjax import config as config_lib
-from specjax import drafters
+from specjax import declare, drafters
 from specjax.config import Config, given
 from specjax.drafters.objectives import Distilled, distilled
 from specjax.drafters.pairs import check_vocabulary, in_size
@@ -30,46 +30,35 @@ from specjax.train.recipes.common import Prepared
 from specjax.types import LM
 
 
-class _Method(NamedTuple):
-    """The method whose draft model is trained; without a name a plain decoder is."""
-
-    name: str
-    how: Distilled
-    keys: Any  # ``Distilled.keys``
-
-
-# The model that is trained: its decoder, the model, the parameters to start from, how it is stored.
-_Draft = tuple[TransformerConfig, LM, Any, Callable[[Any, dict], None]]
-
-
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. Raises UserError."""
     target = common.load_target(config)
-    method = _method(config)
-    if method is not None and target.lm.encoder is not None:
+    name, how, keys = _method(config)
+    if name and target.lm.encoder is not None:
         raise UserError(
-            f"{target.directory} is an encoder-decoder model, and config.drafter.name="
-            f"{method.name} trains decoders; leave it out"
+            f"{target.directory} is an encoder-decoder model, and config.drafter.name={name} "
+            "trains decoders; leave it out"
         )
-    if method is not None and method.how.network is not None:
-        kind = method.how.network()
-        decoder, model, params, save = _of_kind(config, workdir, target, kind, method.keys)
+    if how.network is not None:
+        decoder, model, params, save = _of_kind(config, workdir, target, how.network(), keys)
     else:
-        decoder, model, params, save = _plain(config, workdir, target)
+        decoder, params = _layers(config, target)
+        model = common.language_model(config, decoder)
+        save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer)
     common.check_positions(config, "the draft", decoder.max_positions)
     # The model may be made of the target's layers; config.model then is not read.
     if config.data.on_policy and model.encoder is None:
         checks.check_on_policy_prompt(config)
     own = None
-    if method is not None and method.how.drafter is not None:
-        keys = method.how.drafter(target.lm, method.keys)
+    if how.drafter is not None:
+        keys = how.drafter(target.lm, keys)
         common.check_longest(config, keys["gamma"])
         model_of = model._replace(vocabulary=target.lm.vocabulary)
-        own = drafters.make(method.name, target.lm, model=model_of, params={}, **keys)
+        own = drafters.make(name, target.lm, model=model_of, params={}, **keys)
         assert own.training is not None and own.training.loss is not None
         loss = own.training.loss
-        loss = functools.partial(loss, **common.loss_keys(loss, config.loss, method.name))
-        more = method.how.facts(keys) if method.how.facts else {}
+        loss = functools.partial(loss, **common.loss_keys(loss, config.loss, name))
+        more = how.facts(keys) if how.facts else {}
         save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer, more=more)
     else:
         loss = common.make_loss(objectives.distill_loss, config.loss, "distill", target.lm, model)
@@ -83,13 +72,9 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     )
     rewrite = None
     if config.data.on_policy:
-        rewrite = writer.rewriter(
-            model,
-            config.data.on_policy,
-            config.data.on_policy_prompt,
-            config.loss.get("temperature", 1.0),
-            target.config.eos_token_id,
-        )
+        share, prompt = config.data.on_policy, config.data.on_policy_prompt
+        temperature = config.loss.get("temperature", 1.0)
+        rewrite = writer.rewriter(model, share, prompt, temperature, target.config.eos_token_id)
     if own is None:
         examine = examined.draft_model(config, target, model, material)
     else:
@@ -98,11 +83,14 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     return Prepared(task, material, save, common.fingerprint(target))
 
 
-def _method(config: Config) -> _Method | None:
-    """The method of ``config.drafter``. Raises UserError for one that is not trained here."""
+def _method(config: Config) -> tuple[str, Distilled, Any]:
+    """The name of the method whose draft model is trained, how it is, and ``Distilled.keys``.
+
+    Without a name a plain decoder is. Raises UserError for a method that is not trained here.
+    """
     keys = given(config.drafter)
     if not keys:
-        return None
+        return "", Distilled(declare.Keys), None
     name = keys.pop("name", "")
     how = distilled(name) if name else None
     if how is None:
@@ -115,7 +103,7 @@ def _method(config: Config) -> _Method | None:
         raise UserError(
             f"config.drafter.name={name} and config.boosted are both given; give one of them"
         )
-    return _Method(name, how, config_lib.read(how.keys, keys))
+    return name, how, config_lib.read(how.keys, keys)
 
 
 def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
@@ -129,15 +117,13 @@ def _earlier(config: Config, target: hf.Loaded) -> list[hf.Loaded]:
     return models
 
 
-def _plain(config: Config, workdir: Path, target: hf.Loaded) -> _Draft:
-    """A decoder."""
-    decoder, params = _layers(config, target)
-    save = common.saver(workdir, hf.save, decoder, tokenizer=target.text_tokenizer)
-    return decoder, common.language_model(config, decoder), params, save
+def _of_kind(
+    config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: Any
+) -> tuple[TransformerConfig, LM, Any, Callable[[Any, dict], None]]:
+    """A draft model of another kind, ``Distilled.network``.
 
-
-def _of_kind(config: Config, workdir: Path, target: hf.Loaded, kind: Any, keys: Any) -> _Draft:
-    """A draft model of another kind: ``Distilled.network``."""
+    Its decoder, the model, the parameters to start from, and how it is stored.
+    """
     if config.init and not config.pruned:
         shape, params = _load(config, hf.fingerprint(target.text_tokenizer), kind, keys)
     else:
@@ -177,13 +163,11 @@ def _load(config: Config, vocabulary: str, kind: Any, keys: Any) -> tuple[Any, d
     where = place(config.mesh)
     loaded = kind.load(config.init, dtype=jnp.float32, on_host=where.spread)
     initial.check_tokenizer(loaded.directory, loaded.lm, vocabulary)
-    shape = kind.shape_of(loaded.config.decoder, keys)
-    if shape != loaded.config:
-        key = next(
-            name for name in vars(keys) if getattr(shape, name) != getattr(loaded.config, name)
-        )
+    stored, shape = loaded.config, kind.shape_of(loaded.config.decoder, keys)
+    if shape != stored:
+        key = next(name for name in vars(keys) if getattr(shape, name) != getattr(stored, name))
         raise UserError(
             f"config.drafter.{key} is {getattr(shape, key)}, and the model config.init was trained "
-            f"with {getattr(loaded.config, key)}; give this value"
+            f"with {getattr(stored, key)}; give this value"
         )
     return shape, loaded.params

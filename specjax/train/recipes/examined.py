@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,14 +35,11 @@ def examiner(
     if not material.prompts:
         return None
     _check_positions(config, material, target.config.longest_text, "target")
-    precision = config.train.precision
+    sizes, precision = config.examine, config.train.precision
     measure = examine.examiner(
-        target.lm,
-        drafter,
-        update.cast(target.params, precision),
-        material.prompts,
-        new_tokens=config.examine.new_tokens,
-        temperatures=tuple(config.examine.temperatures),
+        *(target.lm, drafter, update.cast(target.params, precision), material.prompts),
+        new_tokens=sizes.new_tokens,
+        temperatures=tuple(sizes.temperatures),
         eos_id=target.config.eos_token_id,
         seed=config.seed,
         moving=moving,
@@ -63,13 +59,9 @@ def accuracy(
         return {}
     settings = config.examine
     params = update.cast(params, config.train.precision)
-    write = functools.partial(
-        examine.write, target.lm, params, material.prompts, settings.new_tokens
-    )
-    written = [
-        write(float(temperature), target.config.eos_token_id, config.seed)
-        for temperature in settings.temperatures
-    ]
+    own = target.lm, params, material.prompts, settings.new_tokens
+    last = target.config.eos_token_id, config.seed
+    written = [examine.write(*own, float(each), *last) for each in settings.temperatures]
     lengths = [len(prompt) for prompt in material.prompts]
     return {"accuracy": examine.accuracy(drafter, params, written, lengths, _RANKS)}
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.filesize import decimal
 
 from specjax import files, sampling, sharding
 from specjax.config import Config
@@ -84,17 +85,15 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     text = materials.read(config, workdir, target.text_tokenizer, target.directory)
     rows = _rows(config, text, target.lm.max_positions)
     assert model.width is not None
-    stored = config.features.dtype
-    documents = bool(text.documents)
-    layout = RecordLayout(config.train.length, model.width, taps, stored, documents, True)
+    sizes = config.train.length, model.width, taps, config.features.dtype
+    layout = RecordLayout(*sizes, documents=bool(text.documents), teacher=True)
     plan = _plan(config, target, text, rows, layout)
     _check_room(workdir, plan["bytes"])
 
     def write(folder: Path) -> tuple[dict, dict]:
         report(_sizes(plan, folder))
         compute = _computer(config, target, model, layout)
-        vocab_size = target.lm.vocab_size
-        totals, counts = _write_shards(folder, layout, plan, rows, compute, vocab_size)
+        totals, counts = _write_shards(folder, layout, plan, rows, compute, target.lm.vocab_size)
         if sharding.is_first():
             with files.replacing(folder / feature_store.COUNTS) as fresh, open(fresh, "wb") as file:
                 np.save(file, counts)
@@ -171,8 +170,8 @@ def _of_documents(
     parts = []
     for group, (_, count) in enumerate(texts):
         for number in range(count):
-            labels, mask = objectives.labels_of(packing.cut(text((group, number)), length))
-            mask = np.ones(labels.shape, bool) if mask is None else np.asarray(mask)
+            # Packed rows have labels and segments, and so a mask.
+            mask = np.asarray(objectives.labels_of(packing.cut(text((group, number)), length))[1])
             parts += [((group, number), int(place)) for place in np.flatnonzero(mask.any(1))]
     return Rows(length, functools.lru_cache(64)(text), parts)
 
@@ -214,7 +213,7 @@ def _check_room(workdir: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed - there > free:
         raise UserError(
-            f"the features take {_bytes(needed - there)} more and {existing} has {_bytes(free)}; "
+            f"the features take {decimal(needed - there)} more and {existing} has {decimal(free)}; "
             "store fewer rows (config.features.rows) or in fewer bits (config.features.dtype)"
         )
 
@@ -226,15 +225,8 @@ def _sizes(plan: dict, folder: Path) -> str:
     return (
         f"features of {plan['rows']['train']:,} rows and {plan['rows']['valid']:,} held-out rows "
         f"of {plan['length']:,} tokens: {plan['bytes_per_token']:,} bytes per token ({each} of "
-        f"{plan['width']:,} {plan['dtype']}), {_bytes(plan['bytes'])} in {folder}"
+        f"{plan['width']:,} {plan['dtype']}), {decimal(plan['bytes'])} in {folder}"
     )
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 10**3:.1f} kB"
 
 
 def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout) -> Compute:
@@ -250,8 +242,7 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
 
     def forward(params: Any, _: Any, batch: Batch) -> tuple[jax.Array | None, ...]:
         out = objectives.output_of(model, params, batch)
-        stacked = jnp.stack([out.hidden, *out.taps], 1)
-        bits = feature_store.in_bits(cut(stacked, 2), layout.dtype)
+        bits = feature_store.in_bits(cut(jnp.stack([out.hidden, *out.taps], 1), 2), layout.dtype)
         # The logits of one row of each text at a time are in memory.
         pieces = out.hidden.reshape(len(out.hidden), -1, length, out.hidden.shape[-1])
         total, best = jax.lax.map(functools.partial(_teacher, model, params), pieces.swapaxes(0, 1))
@@ -259,40 +250,34 @@ def _computer(config: Config, target: hf.Loaded, model: LM, layout: RecordLayout
 
     features = jax.jit(placement.gathering(forward))
 
-    def parts(texts: Sequence[Batch]) -> Iterator[tuple[Batch, Any]]:
+    def parts(texts: Sequence[Batch]) -> Iterator[Any]:
+        """(rows, their features on the device) of each batch of texts, and None at the end."""
         size = max(config.train.batch_size * length // (texts[0].tokens.shape[1] - 1), 1)
         size = -(-size // placement.parts) * placement.parts
         for start in range(0, len(texts), size):
             chosen = list(texts[start : start + size])
             # All batches have the same shape: one compiled program.
-            whole = jax.tree.map(
-                lambda *each: np.concatenate(each), *chosen, *[chosen[0]] * (size - len(chosen))
-            )
+            chosen += [chosen[0]] * (size - len(chosen))
+            whole = jax.tree.map(lambda *each: np.concatenate(each), *chosen)
             yield packing.cut(whole, length), features(params, {}, placement.batch(whole))
+        yield None
 
-    def alike(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
+    def alike(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> Iterator[bytes]:
         number = (texts[0].tokens.shape[1] - 1) // length
         numbers = np.array([i * number + j for i, each in enumerate(wanted) for j in each])
-        found: list[bytes] = []
-        done, waiting = 0, None
-        # The device computes a batch while the one before is turned into records.
-        for part in itertools.chain(parts(texts), [None]):
-            if waiting is not None:
-                rows, values = waiting[0], sharding.fetch(waiting[1])
-                count = len(rows.tokens)
-                kept = numbers[(numbers >= done) & (numbers < done + count)] - done
-                chosen = jax.tree.map(operator.itemgetter(kept), (rows, *values))
-                found += feature_store.records(layout, *chosen)
-                done += count
-            waiting = part
-        return found
+        done = 0
+        # The device computes the next batch while this one is turned into records.
+        for (rows, values), _ in itertools.pairwise(parts(texts)):
+            last = done + len(rows.tokens)
+            kept = numbers[(numbers >= done) & (numbers < last)] - done
+            chosen = jax.tree.map(operator.itemgetter(kept), (rows, *sharding.fetch(values)))
+            yield from feature_store.records(layout, *chosen)
+            done = last
 
     def compute(texts: Sequence[Batch], wanted: Sequence[Sequence[int]]) -> list[bytes]:
-        found: list[bytes] = []
         pairs = zip(texts, wanted, strict=True)
-        for _, group in itertools.groupby(pairs, lambda pair: pair[0].tokens.shape[1]):
-            found += alike(*zip(*group, strict=True))
-        return found
+        groups = itertools.groupby(pairs, lambda pair: pair[0].tokens.shape[1])
+        return [row for _, group in groups for row in alike(*zip(*group, strict=True))]
 
     return compute
 

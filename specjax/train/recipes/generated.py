@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,15 +63,15 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
-    temperatures = checks.check_generate(config)
+    checks.check_generate(config)
     mesh = _mesh(config)
     target = hf.load(config.target, on_host=mesh is not None)
     writer = make_writer(target, given(config.drafter), config.accept, config.seed, mesh)
     prompts = _prompts(config, workdir, target)
-    plan = _plan(config, target, prompts, temperatures)
+    plan = _plan(config, target, prompts)
 
     def write_text(folder: Path) -> tuple[dict, dict]:
-        totals = _write_shards(config, writer, folder, prompts, temperatures)
+        totals = _write_shards(config, writer, folder, prompts)
         summary = _summary(totals)
         return summary, {"counts": summary, "shards": totals}
 
@@ -93,12 +95,10 @@ def _mesh(config: Config) -> Mesh | None:
 def _prompts(config: Config, workdir: Path, target: hf.Loaded) -> list[Prompt]:
     """Questions, starts of lines of the corpus, or sources of pairs; the train split is first."""
     sizes, tokenizer = config.generation, target.text_tokenizer
-    head = token_streams.opening(tokenizer)
-    common.check_room(config, len(head), target.config.longest_text)
+    common.check_room(config, len(token_streams.opening(tokenizer)), target.config.longest_text)
     if target.lm.encoder is None:  # a decoder does not read sources of pairs
         sources = "which takes prompts from files, tfds or the embedded corpus"
-        names = ("dialogues", "pairs")
-        checks.refuse_for_generate(config, names, f" for a decoder, {sources}")
+        checks.refuse_for_generate(config, ("dialogues", "pairs"), f" for a decoder, {sources}")
     valid = max(1, sizes.num_prompts // _VALID)
     splits = ["train"] * (sizes.num_prompts - valid) + ["valid"] * valid
     if sizes.prompts:
@@ -128,17 +128,20 @@ def starts_of(
     return [of_text(target.lm, ids, "a source") for ids in chosen]
 
 
-def _plan(
-    config: Config, target: hf.Loaded, prompts: list[Prompt], temperatures: list[float]
-) -> dict:
+def _temperatures(config: Config) -> list[float]:
+    return list(map(float, config.generation.temperatures))
+
+
+def _plan(config: Config, target: hf.Loaded, prompts: list[Prompt]) -> dict:
     """Everything that the shards depend on: a resumed command must have the same plan."""
     sizes, ids = config.generation, [prompt.ids for prompt in prompts]
+    sampled = {"temperatures": _temperatures(config), "top_k": sizes.top_k, "top_p": sizes.top_p}
     return {
         "format": f"specjax {NAME}",
         "schema": SCHEMA,
         "target": {"name": config.target, "sha256": common.fingerprint(target)},
         "tokenizer": hf.fingerprint(target.text_tokenizer),
-        "sampling": {"temperatures": temperatures, "top_k": sizes.top_k, "top_p": sizes.top_p},
+        "sampling": sampled,
         "new_tokens": sizes.new_tokens,
         # Sums are rounded differently in a batch of another size.
         "batch_size": sizes.batch_size,
@@ -150,8 +153,7 @@ def _plan(
         "prompts": {
             "sources": _sources(config),
             "tokens": sizes.prompt_tokens,
-            "train": sum(prompt.split == "train" for prompt in prompts),
-            "valid": sum(prompt.split == "valid" for prompt in prompts),
+            **Counter(prompt.split for prompt in prompts),
             "sha256": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         },
     }
@@ -167,14 +169,10 @@ def _sources(config: Config) -> list[str]:
 
 
 def _write_shards(
-    config: Config,
-    writer: Writer,
-    folder: Path,
-    prompts: Sequence[Prompt],
-    temperatures: Sequence[float],
+    config: Config, writer: Writer, folder: Path, prompts: Sequence[Prompt]
 ) -> dict[str, dict]:
     """Writes the missing shards; returns file name -> counts and checksum, of all shards."""
-    size = config.generation.shard_prompts
+    size, temperatures = config.generation.shard_prompts, _temperatures(config)
     parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     totals: dict[str, dict] = {}
     width = max(len(prompt.ids) for prompt in prompts)
@@ -183,7 +181,7 @@ def _write_shards(
             path = folder / f"shard-{number:05}-of-{len(parts):05}.array_record"
             records = _finished(path, chosen, temperatures)
             if records is None:
-                records = _records(config, writer, chosen, temperatures, width, meter)
+                records = _records(config, writer, chosen, width, meter)
                 if sharding.is_first():
                     shards.write(path, records)
             else:
@@ -194,12 +192,7 @@ def _write_shards(
 
 
 def _records(
-    config: Config,
-    writer: Writer,
-    prompts: Sequence[Prompt],
-    temperatures: Sequence[float],
-    width: int,
-    meter: Meter,
+    config: Config, writer: Writer, prompts: Sequence[Prompt], width: int, meter: Meter
 ) -> list[dict]:
     """The records of a shard: prompt by prompt, each with all temperatures in their order.
 
@@ -207,7 +200,7 @@ def _records(
     """
     sizes, rows = config.generation, {}
     by_length = sorted(prompts, key=lambda prompt: len(prompt.ids))
-    for index, temperature in enumerate(temperatures):
+    for index, temperature in enumerate(_temperatures(config)):
         settings = {"temperature": temperature, "top_k": sizes.top_k, "top_p": sizes.top_p}
         for start in range(0, len(prompts), sizes.batch_size):
             chosen = by_length[start : start + sizes.batch_size]
@@ -236,9 +229,7 @@ def _finished(
     """The records of a finished shard, or None."""
     try:
         records = shards.read(path) if path.is_file() else []
-        stored = [
-            (record["prompt"], record["temperature"], record["prompt_ids"]) for record in records
-        ]
+        stored = list(map(operator.itemgetter("prompt", "temperature", "prompt_ids"), records))
     except (ValueError, KeyError, TypeError):
         return None
     expected = [(prompt.number, t, prompt.ids) for prompt in prompts for t in temperatures]
@@ -275,7 +266,8 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
         names=names, chat=sizes.chat, first_turns=True, section="config.generation"
     )
     for name in names:
-        for prompt in prompts.read(source, target, _no_answer, name=name).prompts:
+        # First turns need no answers.
+        for prompt in prompts.read(source, target, lambda chosen: [], name=name).prompts:
             unique[tuple(prompt.ids)] = prompt.ids
     fitting = [ids for ids in unique.values() if len(ids) <= sizes.prompt_tokens]
     last = sizes.skip + sizes.num_prompts
@@ -293,7 +285,3 @@ def _questions(config: Config, target: hf.Loaded) -> list[list[int]]:
         )
     order = np.random.default_rng(config.seed).permutation(len(fitting))
     return [fitting[i] for i in order[sizes.skip : last]]
-
-
-def _no_answer(chosen: list) -> list[list[int]]:
-    raise AssertionError("a first turn needs no answer")

@@ -110,8 +110,7 @@ def _draft_ids(config: Config, target: hf.Loaded, material: Material) -> np.ndar
             f"config.drafter.draft_vocab is {size}, and {config.init} has its draft vocabulary; "
             "leave draft_vocab out"
         )
-    ends = target.config.eos_token_id
-    return most_frequent(material.counts, size, target.lm.vocab_size, ends)
+    return most_frequent(material.counts, size, target.lm.vocab_size, target.config.eos_token_id)
 
 
 def _training(drafter: Drafter) -> Training:

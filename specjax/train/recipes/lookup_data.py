@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,44 +54,26 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     vocabulary = read_vocabulary(config.target)
     with Console(stderr=True).status("reading and tokenising"):
         documents = tokenise(vocabulary, _texts(config, workdir))
-    build = _datastore if config.objective == "datastore" else _ngram
-    facts, save = build(config, vocabulary, documents)
-
+    # The names of the texts, for the manifest.
+    sources = list(text_files.split_names(config.data.files)) or ["embedded corpus, train split"]
+    if config.objective == "datastore":
+        with Console(stderr=True).status("sorting"):
+            store = datastore.build(documents, config.reach)
+        size = {"documents": len(documents)}
+        save = functools.partial(datastore.save, store=store, vocab_size=vocabulary.size)
+    else:
+        if config.from_target:
+            documents = from_target(config, vocabulary, documents)
+            sources = [f"the target, after {name}" for name in sources]
+        with Console(stderr=True).status("counting"):
+            keys = {key: config[key] for key in ("successors", "contexts", "smoothing")}
+            tables = ngram_tables.count(documents, vocabulary.size, **keys)
+        size = {"contexts": len(tables.trigram_ids)}
+        save = functools.partial(ngram_tables.save, tables=tables)
+    facts = {"tokens": sum(map(len, documents))} | size
+    save = functools.partial(save, vocabulary=vocabulary.fingerprint, sources=sources)
     # The manifest is last: without it, the next run starts again.
     return common.Data(lambda _: (facts | {"seconds": time.monotonic() - began}, {}), None, save)
-
-
-def _datastore(
-    config: Config, vocabulary: Vocabulary, documents: list[list[int]]
-) -> tuple[dict, Callable[[Path], None]]:
-    """The facts about the store, and a function that saves it."""
-    with Console(stderr=True).status("sorting"):
-        store = datastore.build(documents, config.reach)
-    facts = {"tokens": sum(map(len, documents)), "documents": len(documents)}
-    return facts, functools.partial(
-        datastore.save,
-        store=store,
-        vocab_size=vocabulary.size,
-        vocabulary=vocabulary.fingerprint,
-        sources=_sources(config),
-    )
-
-
-def _ngram(
-    config: Config, vocabulary: Vocabulary, documents: list[list[int]]
-) -> tuple[dict, Callable[[Path], None]]:
-    """The facts about the tables, and a function that saves them."""
-    sources = _sources(config)
-    if config.from_target:
-        documents = from_target(config, vocabulary, documents)
-        sources = [f"the target, after {name}" for name in sources]
-    with Console(stderr=True).status("counting"):
-        keys = {key: config[key] for key in ("successors", "contexts", "smoothing")}
-        tables = ngram_tables.count(documents, vocabulary.size, **keys)
-    facts = {"tokens": sum(map(len, documents)), "contexts": len(tables.trigram_ids)}
-    return facts, functools.partial(
-        ngram_tables.save, tables=tables, vocabulary=vocabulary.fingerprint, sources=sources
-    )
 
 
 def read_vocabulary(directory: str | Path) -> Vocabulary:
@@ -110,11 +92,6 @@ def tokenise(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
     head = [] if start is None else [start]
     encodings = vocabulary.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [head + encoding.ids for encoding in encodings if encoding.ids]
-
-
-def _sources(config: Config) -> list[str]:
-    """The names of the texts, for the manifest."""
-    return list(text_files.split_names(config.data.files)) or ["embedded corpus, train split"]
 
 
 def _texts(config: Config, workdir: Path) -> list[str]:
@@ -159,7 +136,7 @@ def from_target(
         )
     weights = np.array([len(ids) for ids in long]) / sum(map(len, long))
     # At temperature 1 and in large batches, drafts cost more than they save.
-    writer = make_writer(target, {"name": drafters.PLAIN})
+    writer, settings = make_writer(target, {"name": drafters.PLAIN}), {"temperature": 1.0}
     results: list[list[int]] = []
     count = number = 0
     with Meter("the target writes", config.from_target) as meter:
@@ -170,9 +147,7 @@ def from_target(
                 start = random.integers(0, len(long[document]) - length + 1)
                 prompts.append(head + long[document][start : start + length])
             keys = row_keys(config.seed, range(number * batch, (number + 1) * batch))
-            rows, rounds = write(
-                writer, prompts, keys, {"temperature": 1.0}, sizes.new_tokens, batch
-            )
+            rows, rounds = write(writer, prompts, keys, settings, sizes.new_tokens, batch)
             results += [prompt[-2:] + row for prompt, row in zip(prompts, rows, strict=True)]
             written = sum(map(len, rows))
             count, number = count + written, number + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,14 +80,10 @@ class Text(NamedTuple):
     @property
     def digest(self) -> str:
         """Of all tokens and labels."""
-        arrays = (
-            array
-            for documents in self.documents.values()
-            for document in documents
-            for array in (document.ids, document.labelled)
-        )
+        documents = itertools.chain.from_iterable(self.documents.values())
+        labelled = itertools.chain.from_iterable(documents)  # ids and labels of each
         digest = hashlib.sha256()
-        for array in self.streams.values() if self.streams else arrays:
+        for array in itertools.chain(self.streams.values(), labelled):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
@@ -102,12 +99,7 @@ class Text(NamedTuple):
 
 def text_source(data: Config) -> TextSource:
     """The source of plain text in ``config.data``. Raises UserError if there are two."""
-    return TextSource(
-        files=text_files.split_names(data.files),
-        tfds=data.tfds,
-        dir=data.dir,
-        text_key=data.text_key,
-    )
+    return TextSource(text_files.split_names(data.files), data.tfds, data.dir, data.text_key)
 
 
 def texts(config: Config, workdir: Path, split: str) -> list[str]:
@@ -178,9 +170,8 @@ def gather(
         held_out = token_streams.held_out_batches(text.streams["valid"], size, length, count)
     elif ends is not None:
         # Rows are padded to the longest pair.
-        length = min(
-            length, max(len(each.ids) for own in text.documents.values() for each in own) - 1
-        )
+        longest = max(len(each.ids) for own in text.documents.values() for each in own)
+        length = min(length, longest - 1)
         batches = packing.OnePerRow(text.documents["train"], size, length, config.seed)
         held_out = packing.held_out_rows(text.documents["valid"], size, length, count)
     else:
@@ -207,8 +198,7 @@ def read(
     with sharding.first_alone():
         if ends is not None:
             documents = pair_material.documents(config, workdir, tokenizer, ends)
-            prompts = pair_material.prompts(config, documents["valid"])
-            return Text({}, documents, prompts, None)
+            return Text({}, documents, pair_material.prompts(config, documents["valid"]), None)
         return _read(config, workdir, tokenizer, directory)
 
 
@@ -245,9 +235,8 @@ def _documents(
     """The documents of dialogues, or of generated text."""
     data = config.data
     if kind == "generated":
-        return generated_text.load(
-            data.generated, hf.fingerprint(tokenizer), split, data.temperature, data.labels
-        )
+        own = hf.fingerprint(tokenizer), split, data.temperature, data.labels
+        return generated_text.load(data.generated, *own)
     if directory is None:
         raise UserError(
             "config.data.dialogues needs the chat template of a model; give config.target"
@@ -270,9 +259,8 @@ def _line_prompts(valid: Sequence[str], config: Config, tokenizer: Tokenizer) ->
     wanted = config.examine
     if not wanted.prompts:
         return []
-    return token_streams.held_out_prompts(
-        valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed
-    )
+    own = wanted.prompts, wanted.prompt_tokens, config.seed
+    return token_streams.held_out_prompts(valid, tokenizer, *own)
 
 
 def _document_prompts(
@@ -322,8 +310,7 @@ def _open_store(config: Config, directory: str | None) -> tuple[Any, ...]:
         )
     batches = Stored(store, size, config.seed)
     held_out = HeldOut(store, size, config.train.eval_batches)
-    prompts = _stored_prompts(config, store)
-    return batches, held_out, prompts, store.digest, None, store.counts
+    return batches, held_out, _stored_prompts(config, store), store.digest, None, store.counts
 
 
 def _stored_prompts(config: Config, store: FeatureStore) -> list[list[int]]:

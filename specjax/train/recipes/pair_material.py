@@ -126,8 +126,5 @@ def spaced(prompts: list[list[int]], count: int) -> list[list[int]]:
 
 def starts(documents: Sequence[Document]) -> list[list[int]]:
     """The different sources, each with the start token: what comes before the first label."""
-    unique = {}
-    for document in documents:
-        ids = document.ids[: int(np.argmax(document.labelled))].tolist()
-        unique[tuple(ids)] = ids
-    return list(unique.values())
+    every = (tuple(each.ids[: int(np.argmax(each.labelled))].tolist()) for each in documents)
+    return [list(ids) for ids in dict.fromkeys(every)]

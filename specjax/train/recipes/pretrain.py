@@ -33,7 +33,6 @@ from specjax.types import Drafter, ModelParams, Params
 
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run. With a target, the model has the target's tokenizer. Raises UserError."""
-    shapes.check(config.model)
     if given(config.drafter):
         _check_heads(config)
     target = common.load_target(config) if config.target else None
@@ -67,19 +66,13 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
         batches = layer_skip.Numbered(batches)
-    task = Task(
-        loss,
-        common.first_params(config, shape, hf.fingerprint(tokenizer)),
-        {} if target is None else target.params,
-        batches,
-        material.held_out,
-        examine,
-        held_out_loss=plain,
-    )
+    params = common.first_params(config, shape, hf.fingerprint(tokenizer))
+    theirs = {} if target is None else target.params
+    task = Task(loss, params, theirs, batches, material.held_out, examine, held_out_loss=plain)
     save = common.saver(workdir, hf.save, shape, tokenizer=tokenizer)
     if given(config.drafter):
         own = model._replace(vocabulary=hf.fingerprint(tokenizer))
-        made = hf.Loaded(own, task.params, shape, tokenizer, str(workdir / "model"))
+        made = hf.Loaded(own, params, shape, tokenizer, str(workdir / "model"))
         task, save = _joined(config, task, save, made, material)
     return Prepared(task, material, save, None if target is None else common.fingerprint(target))
 

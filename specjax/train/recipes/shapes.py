@@ -80,12 +80,9 @@ def new(
     if has_encoder(model):
         assert ends is not None
         return _t5(model, vocab_size, ends, eos)
-    return families.shape(
-        **{**model.to_dict(), "vocab_size": vocab_size},
-        head_dim=model.hidden_size // model.num_heads,
-        bos_token_id=bos,
-        eos_token_id=eos,
-    )
+    fields = {**model.to_dict(), "vocab_size": vocab_size}
+    width = model.hidden_size // model.num_heads
+    return families.shape(**fields, head_dim=width, bos_token_id=bos, eos_token_id=eos)
 
 
 def ends_of(target: hf.Loaded) -> OutputEnds | None:
@@ -99,12 +96,11 @@ def _t5(
     model: Config, vocab_size: int, ends: OutputEnds, eos: tuple[int, ...] = ()
 ) -> t5_config.T5Config:
     fields = {**model.to_dict(), "vocab_size": vocab_size}
-    tied = fields["tie_embeddings"]
     return t5_config.t5(
         **fields,
         activation="gelu_tanh" if model.gated else "relu",
         # Tied embeddings and divided hidden states: T5 1.0. A head of its own: T5 1.1.
-        scale_logits=tied,
+        scale_logits=model.tie_embeddings,
         start_token_id=ends.start,
         pad_token_id=ends.start,
         eos_token_id=eos or (() if ends.end is None else (ends.end,)),
