@@ -14,7 +14,7 @@ import numpy as np
 from specjax import decode, drafters, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.bench.passes import Method
-from specjax.checks import number, whole
+from specjax.checks import number, shown, whole
 from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
@@ -176,7 +176,7 @@ def stream_text(
 
 def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
     text = stops.Row(run.model.lm.continued(row.ids), run.model.decode, run.stops)
-    method, seen, shown, done = run.method, len(row.ids), 0, False
+    method, seen, sent, done = run.method, len(row.ids), 0, False
     while not done:
         # One round of the program that ``generate_text`` runs.
         pair = method.pair(run.model.lm)
@@ -186,9 +186,9 @@ def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
         seen, ended = seen + len(new), bool(state.done[0])
         done = text.add(new, last=ended) or ended
         known = text.cut().text if done else text.settled
-        if len(known) > shown:
-            yield known[shown:]
-        shown = max(shown, len(known))
+        if len(known) > sent:
+            yield known[sent:]
+        sent = max(sent, len(known))
 
 
 def _run(
@@ -240,12 +240,9 @@ def _run(
 
 def _check_params(params: Params, like: Params) -> None:
     """Raises UserError for parameters of other names, shapes or dtypes."""
+    leaves, name_of = jax.tree_util.tree_leaves_with_path, jax.tree_util.keystr
     found, known = (
-        {
-            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(each)
-        }
-        for each in (params, like)
+        {name_of(path): shown(leaf) for path, leaf in leaves(each)} for each in (params, like)
     )
     differing = [name for name in {**known, **found} if found.get(name) != known.get(name)]
     if differing or jax.tree.structure(params) != jax.tree.structure(like):
