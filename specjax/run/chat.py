@@ -59,18 +59,10 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)
     counted = [results.Decoded(each.prompt.category, each.counts, each.ids) for each in answers]
-    temperature = settings.sampling.temperature
-    workdirs.write_texts(
-        settings,
-        workdir,
-        results.rows_of_texts(method, target.lm, counted, temperature, 1),
-        [each.prompt for each in answers],
-        [each.text for each in answers],
-        [each.ids for each in answers],
-        command=command,
-        target=facts,
-        unfinished=bool(interrupts),
-    )
+    rows = results.rows_of_texts(method, target.lm, counted, settings.sampling.temperature, 1)
+    written = [(each.prompt, each.text, each.ids) for each in answers]
+    more = {"command": command, "target": facts, "unfinished": bool(interrupts)}
+    workdirs.write_texts(settings, workdir, rows, written, **more)
     if interrupts:
         raise interrupts[0]
 

@@ -28,6 +28,7 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"  # a run that was killed leaves it, without its lock
+Written = tuple[Prompt, str, Sequence[int]]  # a prompt, its new text and the tokens of it
 
 
 @contextlib.contextmanager
@@ -212,16 +213,11 @@ def write(settings: Settings, workdir: Path, rows: Sequence[dict], **more: Any) 
 
 
 def write_texts(
-    settings: Settings,
-    workdir: Path,
-    rows: Sequence[dict],
-    prompts: Sequence[Prompt],
-    texts: Sequence[str],
-    outputs: Sequence[Sequence[int]],
-    **more: Any,
+    settings: Settings, workdir: Path, rows: Sequence[dict], written: Sequence[Written], **more: Any
 ) -> None:
-    """``write`` with the new text of the prompts, and ``settings.record``; prints their paths."""
+    """``write`` with the new texts, and ``settings.record``; prints their paths."""
     console = terminal.console()
+    prompts, texts, outputs = zip(*written, strict=True)
     path = write(settings, workdir, rows, texts=texts, token_ids=outputs, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
