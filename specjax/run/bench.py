@@ -44,10 +44,8 @@ from specjax.models import hf
 from specjax.models.hf import origin
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
-from specjax.run.cells import Bench, Cell, NotLossless
+from specjax.run.cells import Bench, Cell
 from specjax.run.settings import Settings
-
-__all__ = ["NotLossless", "bench"]
 
 # The folder of the cost profiles that controllers read: measured before the bench.
 PROFILES = "profiles"
@@ -169,9 +167,9 @@ def _kept(
     speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for row in measured.rows:
         sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
-        if row["category"] is not None or choice is None or choice.warm:
+        if choice is None or choice.warm or choice.drafter.get("drafters"):
             continue
-        if not choice.drafter.get("drafters") and auto.is_lossless(row["class"], sampled):
+        if row["category"] is None and auto.is_lossless(row["class"], sampled):
             own = speeds.setdefault((row["batch_size"], sampled), {})
             own.setdefault(row["method"], []).append(row["speedup"])
     result = []
@@ -220,13 +218,8 @@ def _answers(cell: Cell, measured: measuring.Measured, target: hf.Loaded) -> lis
     first = [("autoregressive", measured.plain[0])]
     first += [(m.name, runs[0]) for m, runs in zip(cell.methods, measured.methods, strict=True)]
     model = origin(target.directory).name
-    return [
-        (
-            f"{label}, {cell.name}",
-            answers.text(_conversations(cell, one), f"{model}, {label}, {cell.name}"),
-        )
-        for label, one in first
-    ]
+    named = [(f"{label}, {cell.name}", _conversations(cell, one)) for label, one in first]
+    return [(name, answers.text(each, f"{model}, {name}")) for name, each in named]
 
 
 def _conversations(cell: Cell, one: passes.Pass) -> list[answers.Answer]:

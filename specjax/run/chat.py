@@ -80,10 +80,9 @@ class _Model(NamedTuple):
 def _converse(model: _Model, conversations: Sequence[Conversation], answers: list[_Answer]) -> None:
     """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
     console, source = terminal.console(), model.settings.source
-    for number, each in enumerate(conversations):
-        before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
-        heading = ", ".join([*before, *([each.category] if each.category else [])])
-        if heading:
+    for number, each in enumerate(conversations, 1):
+        place = "" if len(conversations) == 1 else f"\n{number} of {len(conversations)}"
+        if heading := ", ".join(filter(None, (place, each.category))):
             console.print(Text(heading, "bold"))
         texts: list[str] = []
         for turn in range(len(each.turns)):
@@ -115,14 +114,14 @@ def _job(
 
     Answers are not known yet: each is taken to have ``max_new_tokens``. Raises UserError.
     """
-    first, whole = [], []
-    for each in conversations:
-        last = len(each.turns) - 1
-        for sizes, turn in ((first, 0), (whole, last)):
-            prompt = prompts_lib.prompt_of(
-                settings.source, target, each, turn, [""] * turn, template
-            )
-            sizes.append(len(prompt.ids) + turn * settings.max_new_tokens)
+
+    def size_of(each: Conversation, turn: int) -> int:
+        how = turn, [""] * turn, template
+        prompt = prompts_lib.prompt_of(settings.source, target, each, *how)
+        return len(prompt.ids) + turn * settings.max_new_tokens
+
+    first = [size_of(each, 0) for each in conversations]
+    whole = [size_of(each, len(each.turns) - 1) for each in conversations]
     # A first turn that does not fit is an error at once, a later one when it is reached.
     room = target.config.longest_text - settings.max_new_tokens
     most = settings.source.max_prompt_tokens or max(whole)

@@ -36,13 +36,8 @@ from specjax.errors import UserError
 from specjax.models import memory
 from specjax.report import terminal
 from specjax.run import catalog, overrides, process, workdirs
-from specjax.run.bench import NotLossless
+from specjax.run.cells import NotLossless
 from specjax.run.dispatch import run
-
-NO_CONFIG = (
-    "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
-    "--help how to begin)"
-)
 
 
 class Arguments(NamedTuple):
@@ -84,7 +79,10 @@ def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
     if not arguments.config:
         settings = [each for each in arguments.rest if not each.lstrip("-").startswith("config.")]
         _read_flags(settings, ConfigDict(), [])
-        raise UserError(NO_CONFIG)
+        raise UserError(
+            "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
+            "--help how to begin)"
+        )
     file = find(arguments.config.partition(":")[0])
     config = _load(file, arguments.config.partition(":")[2])
     settings = overrides.given(arguments.rest)
@@ -171,11 +169,10 @@ def _read_flags(
         _, found, key = overrides.near(config, config, name).partition("did you mean ")
         hint = f"; did you mean --config.{key.removeprefix('config.')}" if found else ""
         raise UserError(f"Unknown command line flag {name!r}{hint}") from None
-    except flags.Error as error:
-        message = str(error).partition(": Traceback")[0]
-        raise UserError(overrides.type_error(config, settings, message) or message) from None
     except Exception as error:  # ml_collections raises many kinds for overrides
         message = f"{type(error).__name__}: {error}"
+        if isinstance(error, flags.Error):
+            message = str(error).partition(": Traceback")[0]
         raise UserError(overrides.type_error(config, settings, message) or message) from None
     if len(rest) > 1:
         raise UserError(
@@ -195,11 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         if _shows(argv):
             return 0
         config, name, values = _parsed(argv)
-        with (
-            process.connected(values, config),
-            memory.errors(),
-            workdirs.opened(name) as workdir,
-        ):
+        with process.connected(values, config), memory.errors(), workdirs.opened(name) as workdir:
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
     except UserError as error:
         return terminal.fail(str(error))
