@@ -111,10 +111,8 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
         if twice := sorted(added.keys() & weight_map.keys()):
             raise UserError(f"{target} has heads already (first {twice[0]}); give one without")
         weight_map |= dict.fromkeys(added, inside)
-        index = {
-            "metadata": {"total_size": _bytes(whole) + _bytes(added)},
-            "weight_map": weight_map,
-        }
+        size = sum(each.size * each.dtype.itemsize for each in (*whole.values(), *added.values()))
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         destination.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(destination) as fresh:
             fresh.mkdir()
@@ -126,10 +124,6 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
             tensor_files.write(fresh / inside, added)
             files.write_json(fresh / "model.safetensors.index.json", index)
             files.write_json(fresh / "config.json", raw)
-
-
-def _bytes(tensors: Mapping[str, tensor_files.Tensor]) -> int:
-    return sum(tensor.size * tensor.dtype.itemsize for tensor in tensors.values())
 
 
 def _tensors(opened: Any) -> dict[str, tensor_files.Tensor]:
@@ -151,9 +145,8 @@ def _zero_biases(tensors: Mapping[str, tensor_files.Tensor]) -> dict[str, tensor
     for name, tensor in tensors.items():
         bias = name.removesuffix("weight") + "bias"
         if name.endswith(_QKV) and bias not in tensors:
-            shape = tensor.shape[:1]
-            zeros = Bound(np.zeros, shape, tensor.dtype)
-            result[bias] = tensor_files.Tensor(shape, tensor.dtype, zeros)
+            facts = tensor.shape[:1], tensor.dtype
+            result[bias] = tensor_files.Tensor(*facts, Bound(np.zeros, *facts))
     return result
 
 

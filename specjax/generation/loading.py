@@ -48,11 +48,7 @@ class Model:
 
     @classmethod
     def from_lm(
-        cls,
-        lm: LM,
-        params: Params,
-        tokenizer: Tokenizer | None = None,
-        eos_ids: Sequence[int] = (),
+        cls, lm: LM, params: Params, tokenizer: Tokenizer | None = None, eos_ids: Sequence[int] = ()
     ) -> Model:
         """A model that is in memory already, such as ``models.adapter`` makes.
 

@@ -76,15 +76,14 @@ class SamplingKeys(declare.Keys):
 
     def bias(self) -> dict[int, float]:
         """The number for each id of ``logit_bias``. Raises UserError."""
-        value, result = self.logit_bias, {}
+        value = self.logit_bias
         if isinstance(value, Mapping):
             return dict(value)
         try:
-            for each in str(value).split(",") if value else ():
-                token, number = each.split(":")
-                if int(token) < 0 or int(token) in result:
-                    raise ValueError
-                result[int(token)] = float(number)
+            pairs = [each.split(":") for each in str(value).split(",")] if value else []
+            result = {int(token): float(number) for token, number in pairs}
+            if len(result) < len(pairs) or min(result, default=0) < 0:
+                raise ValueError
         except ValueError:
             raise UserError(
                 f"config.sampling.logit_bias is {value!r}; it must have the form '12:-1.5,30:2': a "
@@ -414,13 +413,9 @@ class Settings(declare.Keys):
     def source(self) -> PromptSource:
         """Which prompts are read."""
         names = ("max_prompt_tokens", "num_prompts", "prompt_tokens", "warm_prompts")
-        return PromptSource(
-            text=self.prompt,
-            names=self.grid.prompts or (self.prompts,),
-            kind=self.prompt_kind,
-            chat=self.chat,
-            **{name: getattr(self, name) for name in (*names, "data_dir", "seed")},
-        )
+        own = {name: getattr(self, name) for name in (*names, "chat", "data_dir", "seed")}
+        files = self.grid.prompts or (self.prompts,)
+        return PromptSource(text=self.prompt, names=files, kind=self.prompt_kind, **own)
 
     @functools.cached_property
     def methods(self) -> Mapping[str, MethodChoice]:
@@ -563,9 +558,8 @@ def read(config: Config) -> Settings:
 
 def decoding(mode: str, **values: Any) -> Config:
     """The configuration of a mode that decodes; ``values`` replace defaults."""
-    usual = {"drafter": drafter("none"), "accept_keys": _empty(accept.keys())}
-    names = {"mode": mode} | {key: each for key, each in usual.items() if key in KEYS[mode]}
-    return config_lib.group(Settings, KEYS[mode], **names | values)
+    usual = {"mode": mode, "drafter": drafter("none"), "accept_keys": _empty(accept.keys())}
+    return config_lib.group(Settings, KEYS[mode], **usual | values)
 
 
 def drafter(name: str, **values: Any) -> Config:

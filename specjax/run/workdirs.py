@@ -69,7 +69,7 @@ def made(workdir: Path) -> Iterator[None]:
     folders: list[Path] = []
     try:
         if sharding.is_first():
-            folders += _make(workdir)
+            _make(workdir, folders)
         yield
     finally:
         for folder in reversed(folders):
@@ -131,9 +131,8 @@ def _locked(path: Path, name: str) -> IO[str] | None:
     return file
 
 
-def _make(workdir: Path) -> list[Path]:
-    """Makes a folder; returns those that did not exist. Raises UserError, and then makes none."""
-    made: list[Path] = []
+def _make(workdir: Path, made: list[Path]) -> None:
+    """Makes a folder; those that did not exist are added to ``made``. Raises UserError."""
     try:
         results.check_workdir(workdir)
         for folder in [*reversed(workdir.absolute().parents), workdir.absolute()]:
@@ -143,12 +142,9 @@ def _make(workdir: Path) -> list[Path]:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        for folder in reversed(made):
-            folder.rmdir()
         raise UserError(
             f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
         ) from None
-    return made
 
 
 def stored(workdir: Path, name: str = "results.json") -> dict[str, Any] | None:
