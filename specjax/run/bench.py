@@ -129,12 +129,10 @@ def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[s
     with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
         for (cell, one), (mine, two) in zip(first.passes, measured.passes, strict=True):
             status.update(cell.name)
-            ratios = map(targets.tau_ratio, one.methods, two.methods)
-            compared.append(
-                {"setting": cell.name}
-                | targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
-                | {"methods": dict(zip((m.name for m in cell.methods), ratios, strict=True))}
-            )
+            names = [method.name for method in cell.methods]
+            ratios = dict(zip(names, map(targets.tau_ratio, one.methods, two.methods), strict=True))
+            facts = targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
+            compared.append({"setting": cell.name} | facts | {"methods": ratios})
     first.rows.extend(measured.rows)
     first.traces.extend(measured.traces)
     facts = provenance.target(other.params, name="", directory=other.directory)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from specjax.bench import metrics, passes, provenance, results
 from specjax.data import prompts as prompts_lib
-from specjax.data import recordings
 from specjax.data.prompt_files import Conversation
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
@@ -40,8 +39,6 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     _check(settings)
     name = settings.source.names[0]
-    if settings.record:
-        recordings.check_record(settings.record, workdir, name)
     prompts_lib.check(settings.source, name, 1)
     target = build.target(settings)
     [method] = build.methods(settings, target)

@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -40,16 +40,11 @@ from specjax.run.cells import NotLossless
 from specjax.run.dispatch import run
 
 
-class Arguments(NamedTuple):
-    """A command line in parts."""
+def split(argv: Sequence[str]) -> tuple[str | None, list[str], bool]:
+    """The value of --config, the other arguments, and whether one is --help; reads --flagfile.
 
-    config: str | None  # the value of --config
-    rest: list[str]  # the others, with the program's name first
-    help: bool
-
-
-def split(argv: Sequence[str]) -> Arguments:
-    """Takes --config and --help out of a command line, and reads --flagfile. Raises UserError."""
+    The program's name is the first of the others. Raises UserError.
+    """
     try:
         argv = flags.FlagValues().read_flags_from_files(list(argv), force_gnu=False)
     except flags.Error as error:
@@ -64,7 +59,7 @@ def split(argv: Sequence[str]) -> Arguments:
             wants_help = True
         else:
             rest.append(this)
-    return Arguments(config, rest, wants_help)
+    return config, rest, wants_help
 
 
 def parse(argv: list[str]) -> tuple[Config, Path]:
@@ -75,28 +70,27 @@ def parse(argv: list[str]) -> tuple[Config, Path]:
 
 def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
     """``parse``, and the flags."""
-    arguments = split(argv)
-    if not arguments.config:
-        settings = [each for each in arguments.rest if not each.lstrip("-").startswith("config.")]
+    named, arguments, wants_help = split(argv)
+    if not named:
+        settings = [each for each in arguments if not each.lstrip("-").startswith("config.")]
         _read_flags(settings, ConfigDict(), [])
         raise UserError(
             "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
             "--help how to begin)"
         )
-    file = find(arguments.config.partition(":")[0])
-    config = _load(file, arguments.config.partition(":")[2])
-    settings = overrides.given(arguments.rest)
-    methods = _option(arguments.rest, "methods")
-    if methods is not None:
+    name, _, argument = named.partition(":")
+    config = _load(file := find(name), argument)
+    settings = overrides.given(arguments)
+    if (methods := _option(arguments, "methods")) is not None:
         if catalog.FREE in methods.split(",") and config.get("mode") == "replay":
             raise UserError("--methods=free is for mode bench; name the drafters to replay with")
         overrides.choose_methods(config, catalog.expanded(methods), settings)
     overrides.add_own_keys(config, settings)
-    if arguments.help:
+    if wants_help:
         terminal.console().print(catalog.keys_page(config, file))
         sys.exit(0)
     overrides.check(config, settings)
-    values = _read_flags(arguments.rest, config, settings)
+    values = _read_flags(arguments, config, settings)
     return config, values.workdir or f"runs/{file.stem}", values
 
 
@@ -227,14 +221,14 @@ def command() -> NoReturn:
 
 def _shows(argv: Sequence[str]) -> bool:
     """Prints what --list, --explain, or --help without --config asks for; False: none of them."""
-    arguments, console = split(argv), terminal.console()
-    if any(each in ("--list", "-list") for each in arguments.rest):
-        console.print(catalog.listing())
-        return True
-    if (name := _option(arguments.rest, "explain")) is not None:
-        console.print(catalog.explanation(name))
-        return True
-    if arguments.help and not arguments.config:
-        console.print(Text(__doc__ or ""))
-        return True
-    return False
+    config, arguments, wants_help = split(argv)
+    if any(each in ("--list", "-list") for each in arguments):
+        page = catalog.listing()
+    elif (name := _option(arguments, "explain")) is not None:
+        page = catalog.explanation(name)
+    elif wants_help and not config:
+        page = Text(__doc__ or "")
+    else:
+        return False
+    terminal.console().print(page)
+    return True

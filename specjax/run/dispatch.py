@@ -21,7 +21,7 @@ from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
-from specjax.data import text_files
+from specjax.data import recordings, text_files
 from specjax.errors import TooLong, UserError
 from specjax.files import buckets
 from specjax.generation import auto
@@ -92,10 +92,11 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
     if settings is None:
         sharding.check_shared(workdir)
         train(config, workdir)
-    elif settings.beams.count:
-        beams(settings, workdir, command)
-    else:
-        DECODING[config.mode](settings, workdir, command)
+        return
+    if settings.record:
+        recordings.check_record(settings.record, workdir, settings.source.names[0])
+    mode = beams if settings.beams.count else DECODING[config.mode]
+    mode(settings, workdir, command)
 
 
 def _check_keys(config: Config) -> str:

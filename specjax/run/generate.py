@@ -17,7 +17,6 @@ from specjax.bench import metrics, passes, provenance, results
 from specjax.bench.metrics import Counts
 from specjax.bench.passes import Job, Method
 from specjax.data import prompts as prompts_lib
-from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.decode import BeamDraft
 from specjax.errors import UserError
@@ -36,8 +35,6 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     console = terminal.console()
     target = build.target(settings)
-    if settings.record:
-        recordings.check_record(settings.record, workdir, settings.source.names[0])
     temperature = settings.sampling.temperature
     [method] = build.methods(settings, target)
     turns = _Turns(settings, target, method)
@@ -201,8 +198,6 @@ def beams(settings: Settings, workdir: Path, command: str | None) -> None:
     console, target = terminal.console(), build.target(settings)
     if jax.process_count() > 1:
         raise UserError("beam search runs in one process; start one, or leave config.beams out")
-    if settings.record:
-        recordings.check_record(settings.record, workdir, settings.source.names[0])
     name = settings.source.names[0]
     searches = _Searches(settings, target)
     chosen = prompts_lib.read(settings.source, target, searches.best, name=name)

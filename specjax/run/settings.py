@@ -474,16 +474,15 @@ class Settings(declare.Keys):
             _check_rule(f"config.grid.methods.{label}.accept", choice.rule, choice.rule_keys)
             drafters.check(**choice.drafter)
         extra, warm = self.warm_prompts, sum(choice.warm for choice in chosen)
+        controls = [choice.drafter.get("control") for choice in chosen]
         # A profile may be measured on them too.
-        profiled = any(control.wants_profile(choice.drafter.get("control")) for choice in chosen)
+        profiled = any(map(control.wants_profile, controls))
         if (warm and not extra) or (extra and not warm and not profiled):
             raise UserError(
                 f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
                 "a bench needs both or none"
             )
-        if not extra and any(
-            control.wants_policies(each.drafter.get("control")) for each in chosen
-        ):
+        if not extra and any(map(control.wants_policies, controls)):
             raise UserError(
                 "config.warm_prompts is 0, and the controller 'ltd' is fitted to prompts that are "
                 "not measured; give at least 16"
@@ -629,12 +628,10 @@ TARGET = ("target", "dtype", "weights")  # keys of a target of the grid
 FREE = ("again",)  # keys that change no result
 STAGES = ("prepare", "stages")  # what runs first
 
-_METHOD = (
-    *("mode", "target", "drafter", "accept", "accept_keys", "sampling", "max_new_tokens", "seed"),
-)
+_METHOD = ("mode", "target", "drafter", "accept", "accept_keys", "sampling", "seed")
 _PROMPTS = (
     *("prompt", "prompts", "prompt_kind", "chat", "max_prompt_tokens", "num_prompts"),
-    *("ignore_eos", "dtype", "verify_widths"),
+    *("max_new_tokens", "ignore_eos", "dtype", "verify_widths"),
 )
 _ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
 _BATCHES = (*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh")

@@ -183,12 +183,8 @@ def show_finished(workdir: Path) -> None:
     """Prints the table of a finished bench, and how it is measured again."""
     console, earlier = terminal.console(), stored(workdir) or {}
     console.print(terminal.table(earlier.get("rows") or []))
-    console.print(
-        Text(
-            f"{workdir / 'results.json'}: this bench is finished ({earlier.get('date')}); "
-            "--config.again=True measures it again"
-        )
-    )
+    text = f"{workdir / 'results.json'}: this bench is finished ({earlier.get('date')}); "
+    console.print(Text(f"{text}--config.again=True measures it again"))
 
 
 def announce_replacement(settings: Settings, workdir: Path) -> None:
