@@ -188,11 +188,9 @@ def select(cache: Any, layers: tuple[int, ...]) -> Any:
         attention, states = select(cache.attention, rest), tuple(cache.states[i] for i in own)
         recurrent = tuple(cache.recurrent[layer] for layer in layers)
         return MixedCache(attention, states, recurrent) if own else attention
-    return cache.replace(
-        k=tuple(cache.k[layer] for layer in layers),
-        v=tuple(cache.v[layer] for layer in layers),
-        windows=tuple(cache.windows[layer] for layer in layers) if cache.windows else (),
-    )
+    parts = (cache.k, cache.v, cache.windows)
+    k, v, windows = (tuple(part[layer] for layer in layers) if part else () for part in parts)
+    return cache.replace(k=k, v=v, windows=windows)
 
 
 def newest(length: jax.Array, slots: int) -> jax.Array:
@@ -259,9 +257,8 @@ def commit(cache: Any, block: Any, count: jax.Array, path: jax.Array | None = No
     if isinstance(cache, MixedCache):
         pairs = zip(cache.states, kept.updates, strict=True)
         states = tuple(advanced(*pair, count) for pair in pairs)
-        return cache.replace(
-            attention=commit(cache.attention, kept.attention, count), states=states
-        )
+        attention = commit(cache.attention, kept.attention, count)
+        return cache.replace(attention=attention, states=states)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
 

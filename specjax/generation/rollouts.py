@@ -107,15 +107,10 @@ class _Worker:
         """tunix's own function, with the model's parameters."""
         from tunix.rl import common  # pyright: ignore[reportMissingImports]
 
-        return common.compute_per_token_logps(
-            *nnx.split(self._actor),
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            pad_id=self.pad_id(),
-            eos_id=self.eos_id(),
-            stop_gradient=True,
-            return_logits=False,
-        )
+        tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        tokens |= {"pad_id": self.pad_id(), "eos_id": self.eos_id()}
+        how = {"stop_gradient": True, "return_logits": False}
+        return common.compute_per_token_logps(*nnx.split(self._actor), **tokens, **how)
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Gives the model other parameters, if it does not share them with the trainer."""

@@ -232,9 +232,8 @@ def _run(
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
-    how["grammar"] = grammar.of_setting(
-        how.get("grammar"), model.lm.token_bytes, model.lm.vocab_size, model.eos_ids
-    )
+    tokens = (model.lm.token_bytes, model.lm.vocab_size, model.eos_ids)
+    how["grammar"] = grammar.of_setting(how.get("grammar"), *tokens)
     return _Run(model, method, how, max_new_tokens, stops_of_texts, logprobs, eos)
 
 
@@ -292,9 +291,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             here = f"; here it is {here}" if here else registry.nearest(name, own)
             here = here or f"; it has {', '.join(own)}"
             raise UserError(f"there is no setting {name!r}{here}")
-        own = isinstance(value, list | tuple) and any(
-            each is None or isinstance(each, Mapping) for each in value
-        )
+        rows = value if isinstance(value, list | tuple) else ()
+        own = any(each is None or isinstance(each, Mapping) for each in rows)
         depth = 0 if value is None or isinstance(value, Mapping | str) else _depth(value)
         if own or depth > (name in ("banned", "end_ids", "logit_bias")):
             raise UserError(
@@ -361,12 +359,9 @@ def _decode(
     model, method = run.model, run.method
     state = _begin(run, rows, count, samples, keys, sizes)
     before = np.asarray(state.length).tolist()
+    loop = (*method.pair(model.lm), state, [row.ids for row in rows])
     state, records, cuts = stops.decode_until(
-        *(*method.pair(model.lm), state, [row.ids for row in rows]),
-        stop=run.stops,
-        decode_ids=model.decode,
-        max_steps=run.max_new_tokens,
-        eos_id=run.eos,
+        *loop, stop=run.stops, decode_ids=model.decode, max_steps=run.max_new_tokens, eos_id=run.eos
     )
     if method.warm:
         model.learn(method, state, before)
@@ -392,13 +387,10 @@ def _begin(
     width, max_len = sizes
     packed, lengths = decode.pack_prompts(prompts[::samples], width)
     new = np.where(np.arange(len(rows)) < count, run.max_new_tokens, 0)
-    limit = np.asarray([len(ids) for ids in prompts]) + new
-    state = prefill(
-        *(model.lm, method.drafter, method.params, packed, lengths, keys, samples),
-        max_len=max_len,
-        limit=jnp.asarray(limit, jnp.int32),
-        sampling=sampling.make_sampling(len(rows), **run.settings),
-    )
+    limit = jnp.asarray(np.asarray([len(ids) for ids in prompts]) + new, jnp.int32)
+    settings = sampling.make_sampling(len(rows), **run.settings)
+    given = (model.lm, method.drafter, method.params, packed, lengths, keys, samples)
+    state = prefill(*given, max_len=max_len, limit=limit, sampling=settings)
     if run.logprobs:
         # The prompts are read by the same program, with and without.
         zeros = np.zeros(state.tokens.shape, np.float32)
@@ -557,9 +549,5 @@ def _repeated(
     state = jax.tree.unflatten(treedef, taken)
     # Copies: the state will be donated, and the caller's arrays must stay valid.
     limit, keys, settings = jax.tree.map(jnp.copy, rest)
-    return state.replace(
-        keys=keys,
-        limit=limit,
-        sampling=after_prompt(settings, state.length),
-        done=state.length >= limit,
-    )
+    settings = after_prompt(settings, state.length)
+    return state.replace(keys=keys, limit=limit, sampling=settings, done=state.length >= limit)

@@ -107,12 +107,9 @@ def methods(
         raise refused
     if (devices := mesh(settings)) is None:
         return built
-    return [
-        method._replace(
-            params=method.params._replace(draft=sharding.place_draft(devices, method.params.draft))
-        )
-        for method in built
-    ]
+    placed = [sharding.place_draft(devices, method.params.draft) for method in built]
+    pairs = zip(built, placed, strict=True)
+    return [method._replace(params=method.params._replace(draft=draft)) for method, draft in pairs]
 
 
 def job(

@@ -54,22 +54,18 @@ def listing() -> Group:
     modes = {"train": dispatch.train.__doc__} | {
         name: sys.modules[mode.__module__].__doc__ for name, mode in dispatch.DECODING.items()
     }
-    parts: list[Group | Text] = [
-        _section("modes (config.mode)", {name: _sentence(doc or "") for name, doc in modes.items()})
-    ]
+    sections = {"modes (config.mode)": {name: _sentence(doc or "") for name, doc in modes.items()}}
     for family, names in drafters.families().items():
         title = f"drafters, {family}" if family else "drafters"
-        parts.append(_section(f"{title} (config.drafter.name)", _lines("drafter", names)))
+        sections[f"{title} (config.drafter.name)"] = _lines("drafter", names)
     rules = _lines("rule", accept.names())
     rules = {name: f"{accept.load(name).lossless_class}  {line}" for name, line in rules.items()}
-    parts.append(_section("rules and their lossless class (config.accept)", rules))
-    parts.append(
-        _section("controllers (config.drafter.control)", _lines("controller", control.names()))
-    )
+    sections["rules and their lossless class (config.accept)"] = rules
+    sections["controllers (config.drafter.control)"] = _lines("controller", control.names())
     found = {path.stem: _first(path) for path in sorted(configs_dir().glob("*.py"))}
-    parts.append(_section(f"configurations in {configs_dir()} (--config=NAME)", found))
-    parts.append(Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim"))
-    return Group(*parts)
+    sections[f"configurations in {configs_dir()} (--config=NAME)"] = found
+    hint = Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim")
+    return Group(*map(_section, sections.keys(), sections.values()), hint)
 
 
 def explanation(name: str) -> Group:

@@ -197,10 +197,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return terminal.fail(f"{error}: a path begins with ~ and the name of an unknown user")
     except OSError as error:  # such as a full disk, where nothing else has said what is wrong
-        where = f"{error.filename}: " if error.filename else ""
-        return terminal.fail(
-            f"{where}{error.strerror or error}; look after the disk, and run again"
-        )
+        where, reason = f"{error.filename}: " if error.filename else "", error.strerror or error
+        return terminal.fail(f"{where}{reason}; look after the disk, and run again")
     except KeyboardInterrupt as error:
         return terminal.fail(process.MESSAGE, process.status_of(error))
     return 0

@@ -113,10 +113,8 @@ def _fill(config: Config, workdir: str) -> None:
         if isinstance(value, ConfigDict):
             _fill(value, workdir)
         elif isinstance(value, str | tuple) and "{workdir}" in str(value):
-            config[key] = jax.tree.map(
-                lambda leaf: leaf.replace("{workdir}", workdir) if isinstance(leaf, str) else leaf,
-                value,
-            )
+            filled = lambda x: x.replace("{workdir}", workdir) if isinstance(x, str) else x  # noqa: E731
+            config[key] = jax.tree.map(filled, value)
 
 
 def _take_kept(config: Config) -> None:

@@ -120,9 +120,8 @@ def summarise(
     texts = [results.Decoded(line["category"], _counts(line), line["output"]) for line in lines]
     temperature = job.settings["temperature"]
     rows = results.rows_of_texts(method, job.target, texts, temperature, job.batch_size)
-    rows[0]["windows"] = [
-        _window(lines[start : start + window]) for start in range(0, len(lines), window)
-    ]
+    starts = range(0, len(lines), window)
+    rows[0]["windows"] = [_window(lines[start : start + window]) for start in starts]
     updates = [line["update"]["seconds"] for line in lines if line["update"]]
     about = {
         "window": window,
@@ -166,13 +165,10 @@ def _show(console, windows: Sequence[Mapping[str, Any]], about: Mapping[str, Any
     for head in ("requests", "updates", "alpha", "tau", "topics"):
         table.add_column(head, justify="left" if head == "topics" else "right")
     for one in windows:
-        table.add_row(
-            f"{one['first']} to {one['last']}",
-            str(one["updates"]),
-            "" if one["alpha"] is None else f"{one['alpha']:.3f}",
-            f"{one['tau']:.2f}",
-            Text(", ".join(f"{name} {count}" for name, count in one["categories"].items())),
-        )
+        topics = Text(", ".join(f"{name} {count}" for name, count in one["categories"].items()))
+        alpha = "" if one["alpha"] is None else f"{one['alpha']:.3f}"
+        counts = (str(one["updates"]), alpha, f"{one['tau']:.2f}")
+        table.add_row(f"{one['first']} to {one['last']}", *counts, topics)
     console.print(table)
     console.print(Text(LEGEND, "dim"))
     cost = f"{1e3 * about['seconds_per_request']:.0f} ms per request"

@@ -138,7 +138,5 @@ def _text(settings: Settings, facts: Mapping[str, Any]) -> str:
     names = (*OPTIONS, "repeats", "trace_tokens", "temperatures", "batch_sizes")
     own = {name: getattr(settings, name) for name in names}
     own["sampling"] = dataclasses.asdict(settings.sampling)
-    proof = [
-        str(each) if isinstance(each, str | os.PathLike) else each.name for each in facts["proof"]
-    ]
+    proof = [each if isinstance(each, str | os.PathLike) else each.name for each in facts["proof"]]
     return json.dumps({**facts, **own, "proof": proof}, indent=2, default=str) + "\n"

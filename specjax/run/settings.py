@@ -569,8 +569,7 @@ def drafter(name: str, **values: Any) -> Config:
 
 def training(objective: str, **values: Any) -> Config:
     """The configuration of an objective of training; ``values`` replace defaults."""
-    names = train_settings.KEYS[objective]
-    return config_lib.group(Training, names, objective=objective, **values)
+    return config_lib.group(Training, train_settings.KEYS[objective], objective=objective, **values)
 
 
 def trained(name: str, **values: Any) -> Config:
@@ -667,12 +666,10 @@ def _one_per_value(
         if name not in registry.keys_of(drafters.load(choice.drafter["name"])):
             result[label] = choice
             continue
+        choice = choice._replace(of_gammas=choice.of_gammas or name == "gamma")
         for value, tail in zip(wanted, tails, strict=True):
-            changed = choice._replace(
-                drafter=choice.drafter | {name: value},
-                of_gammas=choice.of_gammas or name == "gamma",
-            )
-            result[f"{label}, {text.format(tail)}"] = changed
+            keys = choice.drafter | {name: value}
+            result[f"{label}, {text.format(tail)}"] = choice._replace(drafter=keys)
     if result.keys() == chosen.keys():
         raise UserError(
             f"config.grid.{values} is given, and no method takes the key {name!r}; leave it out"
