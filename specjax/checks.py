@@ -107,10 +107,8 @@ def numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
         ) from None
     except (TypeError, ValueError):
         raise UserError(f"{name} is {value!r:.60}; it must be a number") from None
-    if not np.isfinite(array).all():
-        raise UserError(
-            f"{name} is {_first(array, ~np.isfinite(array))}; it must be a finite number"
-        )
+    if (wrong := ~np.isfinite(array)).any():
+        raise UserError(f"{name} is {_first(array, wrong)}; it must be a finite number")
     return array
 
 
@@ -139,9 +137,8 @@ def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
     """One time, size or count, as a float; 0 is allowed unless ``positive``. Raises UserError."""
     result = _scalar(name, numbers(name, value))
     if result < 0 or (positive and result == 0):
-        raise UserError(
-            f"{name} is {result:g}; it must be {'positive' if positive else 'at least 0'}"
-        )
+        right = "positive" if positive else "at least 0"
+        raise UserError(f"{name} is {result:g}; it must be {right}")
     return result
 
 

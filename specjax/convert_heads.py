@@ -174,10 +174,8 @@ def _checked(
     if Path(destination).expanduser().resolve() == path.resolve():
         raise UserError(f"{path} is both source and destination; name another destination")
     if into and not codec.inside:
-        inside = [kind for kind, other in codecs.every().items() if other.inside]
-        raise UserError(
-            f"{kind} heads do not lie inside their target; into is for {', '.join(inside)}"
-        )
+        inside = ", ".join(name for name, other in codecs.every().items() if other.inside)
+        raise UserError(f"{kind} heads do not lie inside their target; into is for {inside}")
     if into and Path(destination).expanduser().exists():
         raise UserError(f"{destination} exists; name a new directory for the copy of the target")
     codec.check_layout(layout)

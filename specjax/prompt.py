@@ -316,9 +316,8 @@ def _check_prompt(
     inside = np.arange(width) < lengths[:, None]
     if (wrong := inside & ((prompt < 0) | (prompt >= vocab))).any():
         row, at = np.argwhere(wrong)[0]
-        raise UserError(
-            f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
-        )
+        token = prompt[row, at]
+        raise UserError(f"prompt {row} has the token id {token}; ids must be in 0..{vocab - 1}")
     if target.encoder is None:
         return
     start = target.encoder.start

@@ -163,10 +163,8 @@ def stream_text(
     how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, params, settings)
     run = _run(model, drafter, accept, 1, *how)
     ids = encode(model, prompt, chat)
-    if len(ids) > 1:
-        raise UserError(
-            f"stream_text takes one prompt, and {len(ids)} were given; call it for each"
-        )
+    if (count := len(ids)) > 1:
+        raise UserError(f"stream_text takes one prompt, and {count} were given; call it for each")
     keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
     row = _Row(ids[0], 0, 0)
     with memory.errors():

@@ -65,9 +65,7 @@ class SamplingKeys(declare.Keys):
         for name, ids in (("banned", banned), ("logit_bias", biased)):
             if max([*ids, 0]) >= _MOST:
                 value = getattr(self, name)
-                raise UserError(
-                    f"config.sampling.{name} is {value!r}; no vocabulary has such an id"
-                )
+                raise UserError(f"{self.OWNER}{name} is {value!r}; no vocabulary has such an id")
         # A vocabulary in which a token stays and another one ends a text.
         size = max([*banned, *biased, 0]) + 3
         arguments = self.arguments((size - 1,), size)
