@@ -184,10 +184,8 @@ def connected(values: flags.FlagValues, config: Config) -> Iterator[None]:
     with terminal.Status(Console(stderr=True, soft_wrap=True), _WAITING):
         sharding.start_processes(values.coordinator, values.processes, values.process)
     install_again()
-    quiet = contextlib.nullcontext()
-    if not sharding.is_first():
-        quiet = contextlib.redirect_stdout(io.StringIO())
-    with quiet, _ending():
+    output = sys.stdout if sharding.is_first() else io.StringIO()
+    with contextlib.redirect_stdout(output), _ending():
         sharding.check_same("the configuration", json.loads(config.to_json_best_effort()))
         yield
 

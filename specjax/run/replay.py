@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from specjax.bench import passes, results
 from specjax.bench import replay as replay_lib
+from specjax.bench.measuring import Report
 from specjax.bench.metrics import Counts
 from specjax.data import recordings
 from specjax.data.recordings import Recording, Trace
@@ -85,11 +86,7 @@ def _load(settings: Settings) -> tuple[LM, Recording]:
 
 
 def _rows(
-    settings: Settings,
-    target: LM,
-    traces: Sequence[Trace],
-    method: passes.Method,
-    report: Callable[[str], None],
+    settings: Settings, target: LM, traces: Sequence[Trace], method: passes.Method, report: Report
 ) -> list[dict]:
     """The rows of one method: of all conversations, and of each category, sorted by name."""
     batch_size, most = min(settings.batch_size, len(traces)), settings.max_new_tokens
