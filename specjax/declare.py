@@ -219,9 +219,8 @@ class Keys:
         """Raises UserError if one of these keys is not its default: it has no effect ``where``."""
         for name in names:
             if (value := getattr(self, name)) != getattr(type(self), name):
-                raise UserError(
-                    f"{self.OWNER}{name} is {value!r} and has no effect {where}; {right}"
-                )
+                named = f"{self.OWNER}{name}"
+                raise UserError(f"{named} is {value!r} and has no effect {where}; {right}")
 
 
 @functools.cache

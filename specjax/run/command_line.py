@@ -150,9 +150,8 @@ def _read_flags(
 ) -> flags.FlagValues:
     """Reads the flags and puts the settings into the configuration. Raises UserError."""
     values = flags.FlagValues()  # its own flags: nothing is registered globally
-    flags.DEFINE_string(
-        "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
-    )
+    where = "where results go; default runs/<name of the file>"
+    flags.DEFINE_string("workdir", "", where, flag_values=values)
     flags.DEFINE_string("methods", "", "drafters to measure, a,b,c or free", flag_values=values)
     process.define_flags(values)
     try:

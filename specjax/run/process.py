@@ -215,11 +215,10 @@ def _ending() -> Iterator[None]:
 
 
 def _check_mode(config: Config) -> None:
-    if config.get("mode") not in ("generate", "bench", "train"):
-        raise UserError(
-            f"mode {config.get('mode')} runs in one process; leave out --{', --'.join(FLAGS)}"
-        )
-    if config.get("mode") != "train" and not config.get("mesh"):
+    mode = config.get("mode")
+    if mode not in ("generate", "bench", "train"):
+        raise UserError(f"mode {mode} runs in one process; leave out --{', --'.join(FLAGS)}")
+    if mode != "train" and not config.get("mesh"):
         raise UserError(
             "several processes decode with a mesh of all their devices; give config.mesh, "
             "such as data:-1"
