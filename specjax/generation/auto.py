@@ -188,8 +188,7 @@ def _measured(
     result = []
     for (method, keys), runs in zip(made, found.methods, strict=True):
         speedups = [one.tokens / one.loop / rate for one, rate in zip(runs, plain, strict=True)]
-        speedup = statistics.median(speedups)
-        result.append(Tried(method.name, keys, method.accept.name, speedup))
+        result.append(Tried(method.name, keys, method.accept.name, statistics.median(speedups)))
     return result
 
 

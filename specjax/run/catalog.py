@@ -207,8 +207,7 @@ def _section(title: str, lines: dict[str, str]) -> Group:
 
 
 def _lines(kind: str, names: list[str]) -> dict[str, str]:
-    package = KINDS[kind].__name__
-    return {name: _first(Path(registry.file(package, name))) for name in names}
+    return {name: _first(Path(registry.file(KINDS[kind].__name__, name))) for name in names}
 
 
 def _doc(path: Path) -> str:

@@ -49,9 +49,8 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     if (console := terminal.console()).is_terminal:  # elsewhere only the conversation is printed
         console.print(Text(build.about(job, [method]), "dim"))
     answers: list[_Answer] = []
-    model = _Model(settings, target, method, job, template)
     with process.held(answers) as interrupts:
-        _converse(model, conversations, answers)
+        _converse(_Model(settings, target, method, job, template), conversations, answers)
     facts = None  # the hash of large weights takes longer than an interrupted process has
     if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)

@@ -61,8 +61,7 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
     counted = [results.Decoded(None, *each) for each in zip(counts, outputs, strict=True)]
-    options = temperature, settings.batch_size
-    [row] = results.rows_of_texts(method, target.lm, counted, *options)
+    [row] = results.rows_of_texts(method, target.lm, counted, temperature, settings.batch_size)
     row["tokens_per_second"] = rate
     console.print(Text(_summary(row, chosen.prompts, speed), "dim"))
     facts = provenance.target(target.params, name="", directory=target.directory)
@@ -207,8 +206,7 @@ def beams(settings: Settings, workdir: Path, command: str | None) -> None:
     for prompt, row in zip(chosen.prompts, found, strict=True):
         for each in row:
             score = f"[{each.score:.3f}] " if len(row) > 1 else ""
-            line = Text.assemble((score, "dim"), (prompt.text, "dim"), each.text, "\n")
-            console.print(line)
+            console.print(Text.assemble((score, "dim"), (prompt.text, "dim"), each.text, "\n"))
     row = searches.row([each[0].tokens for each in found])
     about = (
         f"{row['method']}: {row['tokens']} steps of {row['prompts']} prompts, "
