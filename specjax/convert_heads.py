@@ -225,36 +225,23 @@ def _probed(target: str, source: str, kind: str) -> dict[str, Any]:
 def _parser() -> Parser:
     parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
-    parser.add_argument(
-        "destination", nargs="?", help="a new directory, or one of heads, which is replaced"
-    )
+    replaced = "a new directory, or one of heads, which is replaced"
+    parser.add_argument("destination", nargs="?", help=replaced)
     parser.add_argument("--kind", required=True, choices=head_files.kinds())
     layouts = sorted({name for names in _layouts().values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
-    parser.add_argument(
-        "--for",
-        dest="engine",
-        default="",
-        choices=ENGINES,
-        help="writes what this program reads, in place of --layout",
-    )
-    parser.add_argument(
-        "--norm_output",
-        choices=("true", "false"),
-        help="eagle3: whether the normed feature is recycled; default as in the files",
-    )
+    engine = "writes what this program reads, in place of --layout"
+    parser.add_argument("--for", dest="engine", default="", choices=ENGINES, help=engine)
+    feature = "eagle3: whether the normed feature is recycled; default as in the files"
+    parser.add_argument("--norm_output", choices=("true", "false"), help=feature)
     parser.add_argument(
         "--probe",
         metavar="TARGET",
         help="decodes with this target under each reading that the files leave open, prints tau of "
         "each, and writes the best one if there is a destination",
     )
-    parser.add_argument(
-        "--into",
-        default="",
-        metavar="TARGET",
-        help="mtp_module: writes a copy of the target's directory with the modules inside",
-    )
+    inside = "mtp_module: writes a copy of the target's directory with the modules inside"
+    parser.add_argument("--into", default="", metavar="TARGET", help=inside)
     parser.add_argument("--base_model", help="the target's name; default as in the files")
     return parser
 

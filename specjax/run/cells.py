@@ -284,7 +284,7 @@ def show_trace(console, traces: Sequence[dict]) -> None:
 
 def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> None:
     """Writes report.html and plots/ beside results.json if ``draw``; prints what was written."""
-    written = [path]
+    lines = [f"wrote {path}"]
     if draw:
         # Imported here because matplotlib takes a second to import.
         from specjax.report import html, plots
@@ -292,8 +292,6 @@ def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> No
         with terminal.Status(console, "drawing the plots"):
             plots.save(plots.draw(rows), path.parent / "plots")
             report, notices = html.build(path)
-        written.append(report)
-        for notice in notices:
-            console.print(Text(f"notice: {notice}", "dim"))
-    for each in written:
-        console.print(Text(f"wrote {each}", "dim"))
+        lines = [*(f"notice: {notice}" for notice in notices), *lines, f"wrote {report}"]
+    for line in lines:
+        console.print(Text(line, "dim"))

@@ -187,10 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         config, name, values = _parsed(argv)
         with process.connected(values, config), memory.errors(), workdirs.opened(name) as workdir:
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
-    except UserError as error:
-        return terminal.fail(str(error))
-    except NotLossless as error:
-        return terminal.fail(str(error), 1)
+    except (UserError, NotLossless) as error:
+        return terminal.fail(str(error), 2 if isinstance(error, UserError) else 1)
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise

@@ -257,7 +257,11 @@ class _Searches:
             began = time.perf_counter()
             found = self._search(ids, width)
             self._seconds += time.perf_counter() - began
-            self._keep(part, found)
+            self._steps += int(found.steps[: len(part)].sum())
+            self._passes += int(found.passes[: len(part)].sum())
+            rows = found.outputs(), np.asarray(found.scores).tolist()
+            for prompt, *row in zip(part, *rows, strict=False):
+                self._found[prompt.question, prompt.turn] = self._hypotheses(prompt, *row)
         return [self._found[prompt.question, prompt.turn] for prompt in prompts]
 
     def _search(self, ids: list[list[int]], width: int) -> decode.Beams:
@@ -272,18 +276,10 @@ class _Searches:
         decode.check(found)
         return found
 
-    def _keep(self, prompts: list[Prompt], found: decode.Beams) -> None:
-        target, scores = self._target, np.asarray(found.scores).tolist()
-        spell = target.text_tokenizer.decode
-        # The last part is filled up with prompts that count once.
-        for prompt, outputs, row in zip(prompts, found.outputs(), scores, strict=False):
-            before = target.lm.continued(prompt.ids)
-            self._found[prompt.question, prompt.turn] = [
-                Hypothesis(stops.cut(tokens, (), spell, before).text, tokens, score)
-                for tokens, score in zip(outputs, row, strict=True)
-            ]
-        self._steps += int(found.steps[: len(prompts)].sum())
-        self._passes += int(found.passes[: len(prompts)].sum())
+    def _hypotheses(self, prompt: Prompt, outputs: list, scores: list) -> list[Hypothesis]:
+        before, spell = self._target.lm.continued(prompt.ids), self._target.text_tokenizer.decode
+        texts = [stops.cut(tokens, (), spell, before).text for tokens in outputs]
+        return [*map(Hypothesis, texts, outputs, scores)]
 
     def row(self, outputs: list[list[int]]) -> dict:
         """The row of results.json; no acceptance rule and no lossless class apply."""

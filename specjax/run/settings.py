@@ -96,9 +96,7 @@ class SamplingKeys(declare.Keys):
 
         ``automaton``: of the key ``grammar``, which needs the target's tokens.
         """
-        result = {each.name: getattr(self, each.name) for each in declare.keys_of(SamplingKeys)}
-        result["grammar"] = automaton
-        result["logit_bias"] = self.bias()
+        result = dataclasses.asdict(self) | {"grammar": automaton, "logit_bias": self.bias()}
         if self.min_new_tokens:
             if not end_ids:
                 raise UserError(
