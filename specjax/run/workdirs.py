@@ -194,8 +194,7 @@ def announce_replacement(settings: Settings, workdir: Path) -> None:
         return
     command = earlier.get("command") or "another configuration"
     text = f"notice: {workdir} holds the results of another run, which will be replaced"
-    text = f"{text} (--workdir=DIR keeps both): {command}"
-    terminal.console().print(Text(text))
+    terminal.console().print(Text(f"{text} (--workdir=DIR keeps both): {command}"))
 
 
 def write(settings: Settings, workdir: Path, rows: Sequence[dict], **more: Any) -> Path:
