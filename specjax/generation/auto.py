@@ -349,10 +349,10 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
         name, values = control.read(str(keys["control"]))
         if values.get("profile"):
             measured = costs_lib.read(str(values["profile"]))
-            known, sizes = measured.batches, range(1, rows + 1)
+            costs, sizes = measured.batches, range(1, rows + 1)
             # For fewer rows the costs of the next larger number.
-            larger = [min((n for n in known if n >= size), default=max(known)) for size in sizes]
-            batches = {size: known[n] for size, n in zip(sizes, larger, strict=True)}
+            larger = [min((n for n in costs if n >= size), default=max(costs)) for size in sizes]
+            batches = {size: costs[n] for size, n in zip(sizes, larger, strict=True)}
             value = measured._replace(batches=batches).to_json()
             # A method is made anew where its keys change: another profile has another name.
             digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -159,8 +159,8 @@ class Model:
             drafter = probe.replaced(self.target, drafter, lines.append)
         if lines:
             warnings.warn(lines[-1], stacklevel=2)
-        pair = (self.lm, self.params, MethodChoice(drafter, accept, {}, warm))
-        return methods.build(*pair, label="", seed=0, temperatures=(temperature,))
+        given = (self.lm, self.params, MethodChoice(drafter, accept, {}, warm))
+        return methods.build(*given, label="", seed=0, temperatures=(temperature,))
 
 
 def _spelled(value: Any) -> str | int:

@@ -70,7 +70,8 @@ def decode_all(
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
     whole("segment", segment, 1)
-    limits = _limits(max_new_tokens, count := len(prompts))
+    count = len(prompts)
+    limits = _limits(max_new_tokens, count)
     if whole("batch_size", batch_size, 1) > count:
         raise UserError(f"the batch size is {batch_size} and there are {count} prompts; lower it")
     packed, lengths = decode.pack_prompts(prompts)

@@ -79,7 +79,8 @@ def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
             "--help how to begin)"
         )
     name, _, argument = named.partition(":")
-    config = _load(file := find(name), argument)
+    file = find(name)
+    config = _load(file, argument)
     settings = overrides.given(arguments)
     if (methods := _option(arguments, "methods")) is not None:
         if catalog.FREE in methods.split(",") and config.get("mode") == "replay":
