@@ -259,9 +259,9 @@ class _Searches:
             self._seconds += time.perf_counter() - began
             self._steps += int(found.steps[: len(part)].sum())
             self._passes += int(found.passes[: len(part)].sum())
-            rows = found.outputs(), np.asarray(found.scores).tolist()
-            for prompt, *row in zip(part, *rows, strict=False):
-                self._found[prompt.question, prompt.turn] = self._hypotheses(prompt, *row)
+            scores = np.asarray(found.scores).tolist()
+            for prompt, outputs, row in zip(part, found.outputs(), scores, strict=False):
+                self._found[prompt.question, prompt.turn] = self._hypotheses(prompt, outputs, row)
         return [self._found[prompt.question, prompt.turn] for prompt in prompts]
 
     def _search(self, ids: list[list[int]], width: int) -> decode.Beams:

@@ -82,8 +82,9 @@ def _prepared(
     [choice] = settings.methods.values()
     common.check_savable(choice.drafter["name"], method.drafter, method.params.draft)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
-    sized, keys = (job.target, method.drafter, job.width + job.max_new_tokens), given(settings.loss)
-    loss = online_lib.loss_of(*sized, temperature=temperature or 1.0, keys=keys)
+    keys, longest = given(settings.loss), job.width + job.max_new_tokens
+    models = job.target, method.drafter
+    loss = online_lib.loss_of(*models, longest, temperature=temperature or 1.0, keys=keys)
     steps = max(1, len(job.prompts) // options.every)
     optimiser = optimise.optimiser(steps, **dataclasses.asdict(settings.optimiser))
     return job, method, online_lib.learner(job, method, loss, optimiser, options)
