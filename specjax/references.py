@@ -19,7 +19,13 @@ from specjax.errors import UserError
 
 # The packages whose modules ``cite`` takes: drafters, rules, controllers, shapes of trees, and
 # ways to decode ("beams").
-_CITED = [f"specjax.{name}" for name in ("drafters", "accept", "control", "topology", "decode")]
+_CITED = (
+    "specjax.drafters",
+    "specjax.accept",
+    "specjax.control",
+    "specjax.topology",
+    "specjax.decode",
+)
 
 
 def of(module: ModuleType) -> dict[str, str]:

@@ -44,8 +44,10 @@ from specjax.models import hf
 from specjax.models.hf import origin
 from specjax.report import terminal
 from specjax.run import build, cells, workdirs
-from specjax.run.cells import Bench, Cell
+from specjax.run.cells import Bench, Cell, NotLossless
 from specjax.run.settings import Settings
+
+__all__ = ["NotLossless", "bench"]
 
 # The folder of the cost profiles that controllers read: measured before the bench.
 PROFILES = "profiles"

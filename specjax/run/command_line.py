@@ -36,7 +36,7 @@ from specjax.errors import UserError
 from specjax.models import memory
 from specjax.report import terminal
 from specjax.run import catalog, overrides, process, workdirs
-from specjax.run.cells import NotLossless
+from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
 
