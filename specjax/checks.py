@@ -87,9 +87,7 @@ def yes_or_no(name: str, value: Any) -> None:
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises UserError unless ``value`` is one of ``allowed``."""
     if not isinstance(value, str) or value not in allowed:
-        named = ", ".join(each for each in allowed if each)
-        empty = ", or empty" if "" in allowed else ""
-        raise UserError(f"{name} is {value!r}; it must be one of {named}{empty}")
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
 # Arrays and real numbers, for closed forms.

@@ -179,8 +179,7 @@ def _kept(
             choice = settings.methods[label]
             keys = dict(choice.drafter)
             if control.wants_profile(text := str(keys.get("control") or "")):
-                path = _profile(workdir, label).resolve()
-                keys["control"] = control.with_profile(text, path)
+                keys["control"] = control.with_profile(text, _profile(workdir, label).resolve())
             tried.append(auto.Tried(label, keys, choice.rule, statistics.geometric_mean(each)))
         dtype = build.computes(settings.dtype, settings.weights)
         result.append(auto.keep(target.directory, rows, sampled, tried, dtype=dtype))

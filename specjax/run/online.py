@@ -63,8 +63,7 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     path = workdirs.write(settings, workdir, rows, command=command, target=facts, online=about)
     _show(console, rows[0]["windows"], about)
     saved = _save(settings, target, method, learner.params(state.train), workdir)
-    done = f"wrote {saved}" if saved else "the drafter is in checkpoints/ only: it has no files"
-    console.print(Text(done, "dim"))
+    console.print(Text(f"wrote {saved}", "dim"))
     cells.write_report(console, path, rows, draw=settings.report)
 
 
