@@ -125,10 +125,7 @@ def one_rate(name: str, value: npt.ArrayLike) -> float:
 
 def count(name: str, value: Any, least: int = 0) -> int:
     """A whole number >= ``least`` that float64 represents exactly. Raises UserError."""
-    result = whole(name, value, least)
-    if result > LARGEST_COUNT:
-        raise UserError(f"{name} is above 2^53; it must be a whole number between {least} and 2^53")
-    return result
+    return whole(name, value, least, LARGEST_COUNT)
 
 
 def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
