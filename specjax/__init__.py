@@ -80,18 +80,14 @@ __all__ = [
 ]
 
 
-# These read files and make drafters; imported when they are used.
-_GENERATION = ("Model", "generate_text", "load", "stream_text", "tune")
-
-
 def __dir__() -> list[str]:
     """Also the names that are imported when they are used."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of ``_GENERATION``."""
-    if name in _GENERATION:
+    """Names of ``generation``: it reads files and makes drafters, so it is imported when used."""
+    if name in __all__:
         from specjax import generation
 
         return getattr(generation, name)

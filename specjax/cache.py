@@ -23,6 +23,8 @@ from flax import struct
 
 from specjax import tree
 
+Windows = tuple[int | None, ...]  # of each layer the sliding window, None: it has none
+
 
 class KVCache(struct.PyTreeNode):
     """Keys and values of every layer. Slots beyond the length have no meaning."""
@@ -31,8 +33,8 @@ class KVCache(struct.PyTreeNode):
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     length: jax.Array  # i32[B]
-    # The sliding window of each layer, None: it has none; (): no layer has one. Static.
-    windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
+    # The sliding windows; (): no layer has one. Static.
+    windows: Windows = struct.field(pytree_node=False, default=())
     # i32[B], in a sparse view: the first slots that are in use of each layer without a window, in
     # any order; new tokens still have positions from ``length`` on. None: ``length``.
     held: jax.Array | None = None
@@ -144,16 +146,9 @@ class Queries(struct.PyTreeNode):
 
 
 def zeros(
-    layers: int,
-    batch: int,
-    heads: int,
-    slots: int,
-    width: int,
-    dtype,
-    windows: tuple[int | None, ...] = (),
+    layers: int, batch: int, heads: int, slots: int, width: int, dtype, windows: Windows = ()
 ) -> KVCache:
     """An empty cache for texts of ``slots`` tokens; ``windows`` as in ``KVCache``."""
-
     every = windows or (None,) * layers
     sizes = [slots if window is None else min(slots, window) for window in every]
     k, v = (tuple(jnp.zeros((batch, heads, own, width), dtype) for own in sizes) for _ in range(2))
@@ -188,11 +183,9 @@ def select(cache: Any, layers: tuple[int, ...]) -> Any:
         attention, states = select(cache.attention, rest), tuple(cache.states[i] for i in own)
         recurrent = tuple(cache.recurrent[layer] for layer in layers)
         return MixedCache(attention, states, recurrent) if own else attention
-    return cache.replace(
-        k=tuple(cache.k[layer] for layer in layers),
-        v=tuple(cache.v[layer] for layer in layers),
-        windows=tuple(cache.windows[layer] for layer in layers) if cache.windows else (),
-    )
+    parts = (cache.k, cache.v, cache.windows)
+    k, v, windows = (tuple(part[layer] for layer in layers) if part else () for part in parts)
+    return cache.replace(k=k, v=v, windows=windows)
 
 
 def newest(length: jax.Array, slots: int) -> jax.Array:
@@ -259,9 +252,8 @@ def commit(cache: Any, block: Any, count: jax.Array, path: jax.Array | None = No
     if isinstance(cache, MixedCache):
         pairs = zip(cache.states, kept.updates, strict=True)
         states = tuple(advanced(*pair, count) for pair in pairs)
-        return cache.replace(
-            attention=commit(cache.attention, kept.attention, count), states=states
-        )
+        attention = commit(cache.attention, kept.attention, count)
+        return cache.replace(attention=attention, states=states)
     # With 64-bit types enabled (exactness tests), all indices of an update must have one type.
     start = write_after(cache.length, kept.output).astype(jnp.result_type(int))
 

@@ -87,9 +87,7 @@ def yes_or_no(name: str, value: Any) -> None:
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises UserError unless ``value`` is one of ``allowed``."""
     if not isinstance(value, str) or value not in allowed:
-        named = ", ".join(each for each in allowed if each)
-        empty = ", or empty" if "" in allowed else ""
-        raise UserError(f"{name} is {value!r}; it must be one of {named}{empty}")
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
 # Arrays and real numbers, for closed forms.
@@ -107,10 +105,8 @@ def numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
         ) from None
     except (TypeError, ValueError):
         raise UserError(f"{name} is {value!r:.60}; it must be a number") from None
-    if not np.isfinite(array).all():
-        raise UserError(
-            f"{name} is {_first(array, ~np.isfinite(array))}; it must be a finite number"
-        )
+    if (wrong := ~np.isfinite(array)).any():
+        raise UserError(f"{name} is {_first(array, wrong)}; it must be a finite number")
     return array
 
 
@@ -129,19 +125,15 @@ def one_rate(name: str, value: npt.ArrayLike) -> float:
 
 def count(name: str, value: Any, least: int = 0) -> int:
     """A whole number >= ``least`` that float64 represents exactly. Raises UserError."""
-    result = whole(name, value, least)
-    if result > LARGEST_COUNT:
-        raise UserError(f"{name} is above 2^53; it must be a whole number between {least} and 2^53")
-    return result
+    return whole(name, value, least, LARGEST_COUNT)
 
 
 def cost(name: str, value: npt.ArrayLike, *, positive: bool = False) -> float:
     """One time, size or count, as a float; 0 is allowed unless ``positive``. Raises UserError."""
     result = _scalar(name, numbers(name, value))
     if result < 0 or (positive and result == 0):
-        raise UserError(
-            f"{name} is {result:g}; it must be {'positive' if positive else 'at least 0'}"
-        )
+        right = "positive" if positive else "at least 0"
+        raise UserError(f"{name} is {result:g}; it must be {right}")
     return result
 
 

@@ -111,10 +111,8 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
         if twice := sorted(added.keys() & weight_map.keys()):
             raise UserError(f"{target} has heads already (first {twice[0]}); give one without")
         weight_map |= dict.fromkeys(added, inside)
-        index = {
-            "metadata": {"total_size": _bytes(whole) + _bytes(added)},
-            "weight_map": weight_map,
-        }
+        size = sum(each.size * each.dtype.itemsize for each in (*whole.values(), *added.values()))
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         destination.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(destination) as fresh:
             fresh.mkdir()
@@ -126,10 +124,6 @@ def _merge(codec: Codec, target: Path, heads: Path, destination: Path, engine: s
             tensor_files.write(fresh / inside, added)
             files.write_json(fresh / "model.safetensors.index.json", index)
             files.write_json(fresh / "config.json", raw)
-
-
-def _bytes(tensors: Mapping[str, tensor_files.Tensor]) -> int:
-    return sum(tensor.size * tensor.dtype.itemsize for tensor in tensors.values())
 
 
 def _tensors(opened: Any) -> dict[str, tensor_files.Tensor]:
@@ -151,9 +145,8 @@ def _zero_biases(tensors: Mapping[str, tensor_files.Tensor]) -> dict[str, tensor
     for name, tensor in tensors.items():
         bias = name.removesuffix("weight") + "bias"
         if name.endswith(_QKV) and bias not in tensors:
-            shape = tensor.shape[:1]
-            zeros = Bound(np.zeros, shape, tensor.dtype)
-            result[bias] = tensor_files.Tensor(shape, tensor.dtype, zeros)
+            facts = tensor.shape[:1], tensor.dtype
+            result[bias] = tensor_files.Tensor(*facts, Bound(np.zeros, *facts))
     return result
 
 
@@ -181,10 +174,8 @@ def _checked(
     if Path(destination).expanduser().resolve() == path.resolve():
         raise UserError(f"{path} is both source and destination; name another destination")
     if into and not codec.inside:
-        inside = [kind for kind, other in codecs.every().items() if other.inside]
-        raise UserError(
-            f"{kind} heads do not lie inside their target; into is for {', '.join(inside)}"
-        )
+        inside = ", ".join(name for name, other in codecs.every().items() if other.inside)
+        raise UserError(f"{kind} heads do not lie inside their target; into is for {inside}")
     if into and Path(destination).expanduser().exists():
         raise UserError(f"{destination} exists; name a new directory for the copy of the target")
     codec.check_layout(layout)
@@ -234,36 +225,23 @@ def _probed(target: str, source: str, kind: str) -> dict[str, Any]:
 def _parser() -> Parser:
     parser = Parser(prog="python -m specjax.convert_heads", description=__doc__)
     parser.add_argument("source", help="a directory of heads, or a trained run's workdir")
-    parser.add_argument(
-        "destination", nargs="?", help="a new directory, or one of heads, which is replaced"
-    )
+    replaced = "a new directory, or one of heads, which is replaced"
+    parser.add_argument("destination", nargs="?", help=replaced)
     parser.add_argument("--kind", required=True, choices=head_files.kinds())
     layouts = sorted({name for names in _layouts().values() for name in names})
     parser.add_argument("--layout", default="", choices=layouts)
-    parser.add_argument(
-        "--for",
-        dest="engine",
-        default="",
-        choices=ENGINES,
-        help="writes what this program reads, in place of --layout",
-    )
-    parser.add_argument(
-        "--norm_output",
-        choices=("true", "false"),
-        help="eagle3: whether the normed feature is recycled; default as in the files",
-    )
+    engine = "writes what this program reads, in place of --layout"
+    parser.add_argument("--for", dest="engine", default="", choices=ENGINES, help=engine)
+    feature = "eagle3: whether the normed feature is recycled; default as in the files"
+    parser.add_argument("--norm_output", choices=("true", "false"), help=feature)
     parser.add_argument(
         "--probe",
         metavar="TARGET",
         help="decodes with this target under each reading that the files leave open, prints tau of "
         "each, and writes the best one if there is a destination",
     )
-    parser.add_argument(
-        "--into",
-        default="",
-        metavar="TARGET",
-        help="mtp_module: writes a copy of the target's directory with the modules inside",
-    )
+    inside = "mtp_module: writes a copy of the target's directory with the modules inside"
+    parser.add_argument("--into", default="", metavar="TARGET", help=inside)
     parser.add_argument("--base_model", help="the target's name; default as in the files")
     return parser
 

@@ -219,9 +219,8 @@ class Keys:
         """Raises UserError if one of these keys is not its default: it has no effect ``where``."""
         for name in names:
             if (value := getattr(self, name)) != getattr(type(self), name):
-                raise UserError(
-                    f"{self.OWNER}{name} is {value!r} and has no effect {where}; {right}"
-                )
+                named = f"{self.OWNER}{name}"
+                raise UserError(f"{named} is {value!r} and has no effect {where}; {right}")
 
 
 @functools.cache
@@ -230,15 +229,11 @@ def keys_of(keys: type[Keys]) -> tuple[Key, ...]:
     fields = {field.name: field for field in dataclasses.fields(keys)}
     names = [name for each in keys.__mro__ for name in inspect.get_annotations(each)]
     named = [fields[name] for name in dict.fromkeys(names) if name in fields]
-    return tuple(
-        Key(
-            each.name,
-            _text(each.type),
-            each.default if each.default_factory is REQUIRED else each.default_factory(),  # type: ignore[misc]
-            each.metadata.get("key", Facts()),
-        )
-        for each in named
-    )
+    result = []
+    for each in named:
+        default = each.default if each.default_factory is REQUIRED else each.default_factory()  # type: ignore[misc]
+        result.append(Key(each.name, _text(each.type), default, each.metadata.get("key", Facts())))
+    return tuple(result)
 
 
 def defaults(keys: type[Keys]) -> dict[str, Any]:
@@ -264,19 +259,14 @@ def method(
             named = [given.pop(name) for name in places[len(args) :] if name in given]
             return make(*args, *named, keys(**given))
 
-        signature = inspect.signature(make)
-        before, hints = list(signature.parameters.values())[:-1], _hints(keys)
-        places = [each.name for each in before]
-        named = [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if each.required else each.default,
-                annotation=hints[each.name],
-            )
-            for each in keys_of(keys)
-        ]
-        made.__signature__ = signature.replace(parameters=[*before, *named])  # type: ignore[attr-defined]
+        signature, kind = inspect.signature(make), inspect.Parameter.KEYWORD_ONLY
+        parameters, hints = list(signature.parameters.values())[:-1], _hints(keys)
+        places = [each.name for each in parameters]
+        for each in keys_of(keys):
+            default = inspect.Parameter.empty if each.required else each.default
+            named = inspect.Parameter(each.name, kind, default=default, annotation=hints[each.name])
+            parameters.append(named)
+        made.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         made.keys, made.loss = keys, loss  # type: ignore[attr-defined]
         return made
 
@@ -308,9 +298,8 @@ def of(make: Callable[..., Any]) -> dict[str, Key]:
     for name, parameter in inspect.signature(make).parameters.items():
         default, annotation = parameter.default, parameter.annotation
         required = default is parameter.empty
-        if parameter.kind is not parameter.KEYWORD_ONLY and (
-            parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or required
-        ):
+        named = parameter.kind is parameter.KEYWORD_ONLY
+        if not named and (required or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD):
             continue
         if annotation is parameter.empty:
             annotation = str if required or default is None else type(default)

@@ -66,8 +66,7 @@ def total_variation(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Ar
     It is 1 - alpha at temperature 1. Its gradient vanishes where the distributions hardly overlap:
     start with another divergence. DistillSpec, section 3.1.
     """
-    difference = jnp.abs(jax.nn.softmax(target_logits) - jax.nn.softmax(draft_logits)).sum(-1)
-    return difference / 2
+    return jnp.abs(jax.nn.softmax(target_logits) - jax.nn.softmax(draft_logits)).sum(-1) / 2
 
 
 def lk(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:

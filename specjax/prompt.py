@@ -40,17 +40,17 @@ def pack_prompts(
     """
     if not prompts:
         raise UserError("there is no prompt; give at least one")
-    for row, ids in enumerate(prompts):
-        if not len(ids):
-            raise UserError(f"prompt {row} is empty; a prompt needs at least one token")
-    longest = max(map(len, prompts))
+    sizes = list(map(len, prompts))
+    if 0 in sizes:
+        raise UserError(f"prompt {sizes.index(0)} is empty; a prompt needs at least one token")
+    longest = max(sizes)
     width = width or longest
     if width < longest:
         raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
     packed = np.full((len(prompts), width), -1, np.int32)
     for row, ids in enumerate(prompts):
         packed[row, : len(ids)] = ids
-    return jnp.asarray(packed), jnp.asarray([len(p) for p in prompts], jnp.int32)
+    return jnp.asarray(packed), jnp.asarray(sizes, jnp.int32)
 
 
 def of_text(model: LM, ids: Sequence[int], what: str) -> list[int]:
@@ -316,9 +316,8 @@ def _check_prompt(
     inside = np.arange(width) < lengths[:, None]
     if (wrong := inside & ((prompt < 0) | (prompt >= vocab))).any():
         row, at = np.argwhere(wrong)[0]
-        raise UserError(
-            f"prompt {row} has the token id {prompt[row, at]}; ids must be in 0..{vocab - 1}"
-        )
+        token = prompt[row, at]
+        raise UserError(f"prompt {row} has the token id {token}; ids must be in 0..{vocab - 1}")
     if target.encoder is None:
         return
     start = target.encoder.start

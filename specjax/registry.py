@@ -100,9 +100,8 @@ def imported(spec: str) -> Any:
                 f"{spec}: there is no module {missing} in the working directory or on Python's "
                 "path; give module:attribute, as my_module:make"
             ) from None
-        raise UserError(
-            f"{spec}: importing {module_name} failed: {type(error).__name__}: {error}"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{spec}: importing {module_name} failed: {reason}") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
             own = [name for name in vars(value) if not name.startswith("_")]
@@ -129,9 +128,8 @@ def _imported_method(spec: str, kind: str) -> Any:
     try:
         inspect.signature(make)
     except (TypeError, ValueError):
-        raise UserError(f"{kind} {spec} is {value!r}; it must be a function, or its result") from (
-            None
-        )
+        problem = f"{kind} {spec} is {value!r}; it must be a function, or its result"
+        raise UserError(problem) from None
     return SimpleNamespace(__doc__=module.__doc__, __name__=module.__name__, make=make)
 
 

@@ -135,9 +135,8 @@ class RowKeys(struct.PyTreeNode):
         keys = self._keys(purpose, weights, index)
         for _ in range(keys.ndim):
             noise = jax.vmap(noise)
-        scores, tokens = jax.lax.top_k(
-            jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf), count
-        )
+        noisy = jnp.where(weights > 0, jnp.log(weights) + noise(keys), -jnp.inf)
+        scores, tokens = jax.lax.top_k(noisy, count)
         return tokens.astype(jnp.int32), scores > -jnp.inf
 
     def inner(self, index: int | jax.Array, same_target: bool = False) -> RowKeys:

@@ -77,10 +77,8 @@ def make_sampling(
     if lenience is not None:
         given["lenience"] = lenience
     rows = {name: per_row(name, value, batch, *_ALLOWED[name]) for name, value in given.items()}
-    arrays = {
-        name: jnp.asarray(row, jnp.int32 if name == "top_k" else jnp.float32)
-        for name, row in rows.items()
-    }
+    dtypes = {"top_k": jnp.int32}
+    arrays = {name: jnp.asarray(row, dtypes.get(name, jnp.float32)) for name, row in rows.items()}
     return Sampling(**arrays, maps=logit_maps.make(batch, **maps) if maps else None)
 
 

@@ -123,16 +123,9 @@ def tune(
     ids = encode(model, prompts)
     if whole("batch_size", batch_size, 1) > len(ids):
         raise UserError(f"batch_size is {batch_size} and there are {len(ids)} prompts; give more")
-    job = Job(
-        model.lm,
-        model.params,
-        ids,
-        {"temperature": temperature},
-        batch_size,
-        whole("max_new_tokens", max_new_tokens, 1),
-        model.eos_ids,
-        repeats=whole("repeats", repeats, 1),
-    )
+    new, repeats = whole("max_new_tokens", max_new_tokens, 1), whole("repeats", repeats, 1)
+    decoded = (model.lm, model.params, ids, {"temperature": temperature}, batch_size, new)
+    job = Job(*decoded, model.eos_ids, repeats=repeats)
     _check_methods(chosen := candidates(model.draft is not None) if methods is None else methods)
     with tempfile.TemporaryDirectory() as folder:
         with memory.errors():
@@ -192,17 +185,11 @@ def _measured(
     measuring.warm([job], own, report)
     found = measuring.measure(job, own, report)
     plain = [one.tokens / one.loop for one in found.plain]
-    return [
-        Tried(
-            method.name,
-            keys,
-            method.accept.name,
-            statistics.median(
-                one.tokens / one.loop / rate for one, rate in zip(runs, plain, strict=True)
-            ),
-        )
-        for (method, keys), runs in zip(made, found.methods, strict=True)
-    ]
+    result = []
+    for (method, keys), runs in zip(made, found.methods, strict=True):
+        speedups = [one.tokens / one.loop / rate for one, rate in zip(runs, plain, strict=True)]
+        result.append(Tried(method.name, keys, method.accept.name, statistics.median(speedups)))
+    return result
 
 
 def _with_profile(
@@ -222,15 +209,11 @@ def _with_profile(
     text = own.get("control")
     if control.wants_profile(text):
         filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
-        measured = profile.measure(
-            [job._replace(prompts=filled, eos_id=())],
-            make,
-            lambda message: report(f"{label}: {message}"),
-            names=(Path(model.target.directory).name, str(own["name"])),
-            acceptance=False,
-            nodes=profile.by_nodes(text),
-        )
-        write_json(where, measured.to_json())
+        jobs = [job._replace(prompts=filled, eos_id=())]
+        say = lambda message: report(f"{label}: {message}")  # noqa: E731
+        names = Path(model.target.directory).name, str(own["name"])
+        how = {"acceptance": False, "nodes": profile.by_nodes(text)}
+        write_json(where, profile.measure(jobs, make, say, names=names, **how).to_json())
         own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
     if model.draft is not None and _needs_model(str(own["name"])):
@@ -272,16 +255,14 @@ def keep(
         UserError: a profile that cannot be read, a folder that cannot be written.
     """
     file = file_of(target, dtype)
-    models = {model: [] for model in sorted({"", _resolved(draft), *map(_model, tried)})}
-    for model, own in models.items():
-        own += [each for each in tried if _model(each) in ("", model)]
+    models = sorted({"", _resolved(draft), *map(_model, tried)})
+    with_model = {name: [each for each in tried if _model(each) in ("", name)] for name in models}
     try:
         if any(mark in str(file) for mark in ",~"):
             raise OSError(0, "a controller's keys cannot name it; set SPECJAX_CACHE")
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = [_choice(file, rows, sampled, *each) for each in models.items() if each[1]]
-        every = (*_read(file), *fresh)
-        kept = {(each.rows, each.sampled, each.draft): each for each in every}
+        fresh = [_choice(file, rows, sampled, *each) for each in with_model.items() if each[1]]
+        kept = {(each.rows, each.sampled, each.draft): each for each in (*_read(file), *fresh)}
         write_json(file, [each._asdict() for each in kept.values()])
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
@@ -368,12 +349,10 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
         name, values = control.read(str(keys["control"]))
         if values.get("profile"):
             measured = costs_lib.read(str(values["profile"]))
-            sizes = sorted(measured.batches)
+            costs, sizes = measured.batches, range(1, rows + 1)
             # For fewer rows the costs of the next larger number.
-            batches = {
-                size: measured.batches[next((n for n in sizes if n >= size), sizes[-1])]
-                for size in range(1, rows + 1)
-            }
+            larger = [min((n for n in costs if n >= size), default=max(costs)) for size in sizes]
+            batches = {size: costs[n] for size, n in zip(sizes, larger, strict=True)}
             value = measured._replace(batches=batches).to_json()
             # A method is made anew where its keys change: another profile has another name.
             digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

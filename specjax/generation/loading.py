@@ -48,11 +48,7 @@ class Model:
 
     @classmethod
     def from_lm(
-        cls,
-        lm: LM,
-        params: Params,
-        tokenizer: Tokenizer | None = None,
-        eos_ids: Sequence[int] = (),
+        cls, lm: LM, params: Params, tokenizer: Tokenizer | None = None, eos_ids: Sequence[int] = ()
     ) -> Model:
         """A model that is in memory already, such as ``models.adapter`` makes.
 
@@ -163,10 +159,8 @@ class Model:
             drafter = probe.replaced(self.target, drafter, lines.append)
         if lines:
             warnings.warn(lines[-1], stacklevel=2)
-        choice = MethodChoice(drafter, accept, {}, warm)
-        return methods.build(
-            self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
-        )
+        given = (self.lm, self.params, MethodChoice(drafter, accept, {}, warm))
+        return methods.build(*given, label="", seed=0, temperatures=(temperature,))
 
 
 def _spelled(value: Any) -> str | int:

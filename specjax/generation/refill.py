@@ -70,11 +70,10 @@ def decode_all(
         NonFiniteLogits: a model gave NaN or infinite logits.
     """
     whole("segment", segment, 1)
-    limits = _limits(max_new_tokens, len(prompts))
-    if whole("batch_size", batch_size, 1) > len(prompts):
-        raise UserError(
-            f"the batch size is {batch_size} and there are {len(prompts)} prompts; lower it"
-        )
+    count = len(prompts)
+    limits = _limits(max_new_tokens, count)
+    if whole("batch_size", batch_size, 1) > count:
+        raise UserError(f"the batch size is {batch_size} and there are {count} prompts; lower it")
     packed, lengths = decode.pack_prompts(prompts)
     prefill = make_prefill(target, drafter, packed.shape[1] + max(limits))
     stop = outcome.stop_ids(eos_id)

@@ -14,7 +14,7 @@ import numpy as np
 from specjax import decode, drafters, logit_maps, registry, rng, sampling
 from specjax.bench import metrics
 from specjax.bench.passes import Method
-from specjax.checks import number, whole
+from specjax.checks import number, shown, whole
 from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
@@ -163,10 +163,8 @@ def stream_text(
     how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, params, settings)
     run = _run(model, drafter, accept, 1, *how)
     ids = encode(model, prompt, chat)
-    if len(ids) > 1:
-        raise UserError(
-            f"stream_text takes one prompt, and {len(ids)} were given; call it for each"
-        )
+    if (count := len(ids)) > 1:
+        raise UserError(f"stream_text takes one prompt, and {count} were given; call it for each")
     keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
     row = _Row(ids[0], 0, 0)
     with memory.errors():
@@ -176,7 +174,7 @@ def stream_text(
 
 def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
     text = stops.Row(run.model.lm.continued(row.ids), run.model.decode, run.stops)
-    method, seen, shown, done = run.method, len(row.ids), 0, False
+    method, seen, sent, done = run.method, len(row.ids), 0, False
     while not done:
         # One round of the program that ``generate_text`` runs.
         pair = method.pair(run.model.lm)
@@ -186,9 +184,9 @@ def _stream(run: _Run, row: _Row, state: DecodeState) -> Iterator[str]:
         seen, ended = seen + len(new), bool(state.done[0])
         done = text.add(new, last=ended) or ended
         known = text.cut().text if done else text.settled
-        if len(known) > shown:
-            yield known[shown:]
-        shown = max(shown, len(known))
+        if len(known) > sent:
+            yield known[sent:]
+        sent = max(sent, len(known))
 
 
 def _run(
@@ -232,20 +230,16 @@ def _run(
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
-    how["grammar"] = grammar.of_setting(
-        how.get("grammar"), model.lm.token_bytes, model.lm.vocab_size, model.eos_ids
-    )
+    tokens = (model.lm.token_bytes, model.lm.vocab_size, model.eos_ids)
+    how["grammar"] = grammar.of_setting(how.get("grammar"), *tokens)
     return _Run(model, method, how, max_new_tokens, stops_of_texts, logprobs, eos)
 
 
 def _check_params(params: Params, like: Params) -> None:
     """Raises UserError for parameters of other names, shapes or dtypes."""
+    leaves, name_of = jax.tree_util.tree_leaves_with_path, jax.tree_util.keystr
     found, known = (
-        {
-            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(each)
-        }
-        for each in (params, like)
+        {name_of(path): shown(leaf) for path, leaf in leaves(each)} for each in (params, like)
     )
     differing = [name for name in {**known, **found} if found.get(name) != known.get(name)]
     if differing or jax.tree.structure(params) != jax.tree.structure(like):
@@ -295,9 +289,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             here = f"; here it is {here}" if here else registry.nearest(name, own)
             here = here or f"; it has {', '.join(own)}"
             raise UserError(f"there is no setting {name!r}{here}")
-        own = isinstance(value, list | tuple) and any(
-            each is None or isinstance(each, Mapping) for each in value
-        )
+        rows = value if isinstance(value, list | tuple) else ()
+        own = any(each is None or isinstance(each, Mapping) for each in rows)
         depth = 0 if value is None or isinstance(value, Mapping | str) else _depth(value)
         if own or depth > (name in ("banned", "end_ids", "logit_bias")):
             raise UserError(
@@ -364,12 +357,9 @@ def _decode(
     model, method = run.model, run.method
     state = _begin(run, rows, count, samples, keys, sizes)
     before = np.asarray(state.length).tolist()
+    loop = (*method.pair(model.lm), state, [row.ids for row in rows])
     state, records, cuts = stops.decode_until(
-        *(*method.pair(model.lm), state, [row.ids for row in rows]),
-        stop=run.stops,
-        decode_ids=model.decode,
-        max_steps=run.max_new_tokens,
-        eos_id=run.eos,
+        *loop, stop=run.stops, decode_ids=model.decode, max_steps=run.max_new_tokens, eos_id=run.eos
     )
     if method.warm:
         model.learn(method, state, before)
@@ -395,13 +385,10 @@ def _begin(
     width, max_len = sizes
     packed, lengths = decode.pack_prompts(prompts[::samples], width)
     new = np.where(np.arange(len(rows)) < count, run.max_new_tokens, 0)
-    limit = np.asarray([len(ids) for ids in prompts]) + new
-    state = prefill(
-        *(model.lm, method.drafter, method.params, packed, lengths, keys, samples),
-        max_len=max_len,
-        limit=jnp.asarray(limit, jnp.int32),
-        sampling=sampling.make_sampling(len(rows), **run.settings),
-    )
+    limit = jnp.asarray(np.asarray([len(ids) for ids in prompts]) + new, jnp.int32)
+    settings = sampling.make_sampling(len(rows), **run.settings)
+    given = (model.lm, method.drafter, method.params, packed, lengths, keys, samples)
+    state = prefill(*given, max_len=max_len, limit=limit, sampling=settings)
     if run.logprobs:
         # The prompts are read by the same program, with and without.
         zeros = np.zeros(state.tokens.shape, np.float32)
@@ -560,9 +547,5 @@ def _repeated(
     state = jax.tree.unflatten(treedef, taken)
     # Copies: the state will be donated, and the caller's arrays must stay valid.
     limit, keys, settings = jax.tree.map(jnp.copy, rest)
-    return state.replace(
-        keys=keys,
-        limit=limit,
-        sampling=after_prompt(settings, state.length),
-        done=state.length >= limit,
-    )
+    settings = after_prompt(settings, state.length)
+    return state.replace(keys=keys, limit=limit, sampling=settings, done=state.length >= limit)

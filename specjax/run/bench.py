@@ -131,12 +131,10 @@ def _on_another(shared: cells.Bench, first: cells.Results, label: str) -> dict[s
     with terminal.Status(console, f"comparing {label}") as status, parts.part("comparing"):
         for (cell, one), (mine, two) in zip(first.passes, measured.passes, strict=True):
             status.update(cell.name)
-            ratios = map(targets.tau_ratio, one.methods, two.methods)
-            compared.append(
-                {"setting": cell.name}
-                | targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
-                | {"methods": dict(zip((m.name for m in cell.methods), ratios, strict=True))}
-            )
+            names = [method.name for method in cell.methods]
+            ratios = dict(zip(names, map(targets.tau_ratio, one.methods, two.methods), strict=True))
+            facts = targets.between(cell.job, mine.job, (one.plain[0], two.plain[0]))
+            compared.append({"setting": cell.name} | facts | {"methods": ratios})
     first.rows.extend(measured.rows)
     first.traces.extend(measured.traces)
     facts = provenance.target(other.params, name="", directory=other.directory)
@@ -169,9 +167,9 @@ def _kept(
     speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for row in measured.rows:
         sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
-        if row["category"] is not None or choice is None or choice.warm:
+        if choice is None or choice.warm or choice.drafter.get("drafters"):
             continue
-        if not choice.drafter.get("drafters") and auto.is_lossless(row["class"], sampled):
+        if row["category"] is None and auto.is_lossless(row["class"], sampled):
             own = speeds.setdefault((row["batch_size"], sampled), {})
             own.setdefault(row["method"], []).append(row["speedup"])
     result = []
@@ -181,8 +179,7 @@ def _kept(
             choice = settings.methods[label]
             keys = dict(choice.drafter)
             if control.wants_profile(text := str(keys.get("control") or "")):
-                path = _profile(workdir, label).resolve()
-                keys["control"] = control.with_profile(text, path)
+                keys["control"] = control.with_profile(text, _profile(workdir, label).resolve())
             tried.append(auto.Tried(label, keys, choice.rule, statistics.geometric_mean(each)))
         dtype = build.computes(settings.dtype, settings.weights)
         result.append(auto.keep(target.directory, rows, sampled, tried, dtype=dtype))
@@ -220,13 +217,8 @@ def _answers(cell: Cell, measured: measuring.Measured, target: hf.Loaded) -> lis
     first = [("autoregressive", measured.plain[0])]
     first += [(m.name, runs[0]) for m, runs in zip(cell.methods, measured.methods, strict=True)]
     model = origin(target.directory).name
-    return [
-        (
-            f"{label}, {cell.name}",
-            answers.text(_conversations(cell, one), f"{model}, {label}, {cell.name}"),
-        )
-        for label, one in first
-    ]
+    named = [(f"{label}, {cell.name}", _conversations(cell, one)) for label, one in first]
+    return [(name, answers.text(each, f"{model}, {name}")) for name, each in named]
 
 
 def _conversations(cell: Cell, one: passes.Pass) -> list[answers.Answer]:

@@ -89,16 +89,11 @@ def methods(
     """
     built, chosen, refused = [], choices or settings.methods, None
     several = any(choice.of_gammas for choice in chosen.values())
+    how: dict[str, Any] = {"seed": settings.seed, "temperatures": settings.temperatures}
     for label, choice in chosen.items():
         try:
-            method = methods_lib.build(
-                target.lm,
-                target.params,
-                choice._replace(drafter=probe.replaced(target, choice.drafter, note)),
-                label=label,
-                seed=settings.seed,
-                temperatures=settings.temperatures,
-            )
+            own = choice._replace(drafter=probe.replaced(target, choice.drafter, note))
+            method = methods_lib.build(target.lm, target.params, own, label=label, **how)
         except TooLong as error:
             if not choice.of_gammas:
                 raise
@@ -112,12 +107,9 @@ def methods(
         raise refused
     if (devices := mesh(settings)) is None:
         return built
-    return [
-        method._replace(
-            params=method.params._replace(draft=sharding.place_draft(devices, method.params.draft))
-        )
-        for method in built
-    ]
+    placed = [sharding.place_draft(devices, method.params.draft) for method in built]
+    pairs = zip(built, placed, strict=True)
+    return [method._replace(params=method.params._replace(draft=draft)) for method, draft in pairs]
 
 
 def job(

@@ -54,22 +54,18 @@ def listing() -> Group:
     modes = {"train": dispatch.train.__doc__} | {
         name: sys.modules[mode.__module__].__doc__ for name, mode in dispatch.DECODING.items()
     }
-    parts: list[Group | Text] = [
-        _section("modes (config.mode)", {name: _sentence(doc or "") for name, doc in modes.items()})
-    ]
+    sections = {"modes (config.mode)": {name: _sentence(doc or "") for name, doc in modes.items()}}
     for family, names in drafters.families().items():
         title = f"drafters, {family}" if family else "drafters"
-        parts.append(_section(f"{title} (config.drafter.name)", _lines("drafter", names)))
+        sections[f"{title} (config.drafter.name)"] = _lines("drafter", names)
     rules = _lines("rule", accept.names())
     rules = {name: f"{accept.load(name).lossless_class}  {line}" for name, line in rules.items()}
-    parts.append(_section("rules and their lossless class (config.accept)", rules))
-    parts.append(
-        _section("controllers (config.drafter.control)", _lines("controller", control.names()))
-    )
+    sections["rules and their lossless class (config.accept)"] = rules
+    sections["controllers (config.drafter.control)"] = _lines("controller", control.names())
     found = {path.stem: _first(path) for path in sorted(configs_dir().glob("*.py"))}
-    parts.append(_section(f"configurations in {configs_dir()} (--config=NAME)", found))
-    parts.append(Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim"))
-    return Group(*parts)
+    sections[f"configurations in {configs_dir()} (--config=NAME)"] = found
+    hint = Text("--explain=NAME prints all about a drafter, a rule or a controller", "dim")
+    return Group(*map(_section, sections.keys(), sections.values()), hint)
 
 
 def explanation(name: str) -> Group:
@@ -107,10 +103,8 @@ def _table(*widths: int | None) -> Table:
 def _takes_target(make: Any) -> bool:
     """Whether a function has a positional parameter, as ``make(target, ...)`` of a drafter has."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(
-        parameter.kind in positional and parameter.default is parameter.empty
-        for parameter in inspect.signature(make).parameters.values()
-    )
+    parameters = inspect.signature(make).parameters.values()
+    return any(each.kind in positional and each.default is each.empty for each in parameters)
 
 
 def _page(kind: str, name: str) -> Group:
@@ -125,22 +119,15 @@ def _page(kind: str, name: str) -> Group:
     prefix = {"drafter": "config.drafter.", "rule": "config.accept_keys."}.get(kind, "")
     text = (text or inspect.cleandoc(module.__doc__ or "")).strip()
     keys = registry.keys_of(module).values()
-    tables = [("keys:", keys_table(keys, prefix) if keys else Text("none"))]
+    tables = {"keys:": keys_table(keys, prefix) if keys else Text("none")}
     if kind == "drafter" and (own := loss_keys(name)):
-        tables.append(("keys of its training's loss:", keys_table(own, "config.loss.")))
-    facts = [f"{label}: {value}" for label, value in _facts(kind, name).items()]
-    return Group(
-        Text(head, "bold"),
-        Padding(Text(text), (0, 0, 1, 2), expand=False),
-        *(Text(fact) for fact in facts),
-        Text(f"source: {source}"),
-        *(
-            part
-            for title, table in tables
-            for part in (Text(title), Padding(table, (0, 0, 1, 2), expand=False))
-        ),
-        *map(Text, references.of(module).values()),
-    )
+        tables["keys of its training's loss:"] = keys_table(own, "config.loss.")
+    facts = _facts(kind, name) | {"source": source}
+    parts = [Text(head, "bold"), Padding(Text(text), (0, 0, 1, 2), expand=False)]
+    parts += [Text(f"{label}: {value}") for label, value in facts.items()]
+    for title, table in tables.items():
+        parts += [Text(title), Padding(table, (0, 0, 1, 2), expand=False)]
+    return Group(*parts, *map(Text, references.of(module).values()))
 
 
 def _facts(kind: str, name: str) -> dict[str, str]:
@@ -220,8 +207,7 @@ def _section(title: str, lines: dict[str, str]) -> Group:
 
 
 def _lines(kind: str, names: list[str]) -> dict[str, str]:
-    package = KINDS[kind].__name__
-    return {name: _first(Path(registry.file(package, name))) for name in names}
+    return {name: _first(Path(registry.file(KINDS[kind].__name__, name))) for name in names}
 
 
 def _doc(path: Path) -> str:
@@ -314,8 +300,6 @@ def _keys_of(config: Config, name: str) -> Iterable[declare.Key]:
 
 def _of_rules(name: str) -> str:
     """The help of a key of the rules that have it."""
-    keys = {
-        rule: registry.keys_of(registry.load(accept.__name__, rule, "rule"))
-        for rule in accept.names()
-    }
+    rules = {rule: registry.load(accept.__name__, rule, "rule") for rule in accept.names()}
+    keys = {rule: registry.keys_of(module) for rule, module in rules.items()}
     return "; ".join(f"{rule}: {own[name].facts.help}" for rule, own in keys.items() if name in own)

@@ -53,12 +53,8 @@ class Cell(NamedTuple):
     uncut: bool  # whether the prompts are as in the file, not cut to a context length
 
 
-class _Traced(NamedTuple):
-    """A continuation to trace."""
-
-    cell: Cell
-    method: passes.Method
-    number: int  # of the prompt
+# A continuation to trace: the number is that of its prompt.
+_Traced = tuple[Cell, passes.Method, int]
 
 
 class Parts:
@@ -127,6 +123,7 @@ def measure(cells: Sequence[Cell], bench: Bench, label: str | None = None) -> Re
     UserError.
     """
     settings, console, done, proven, parts = bench
+    overlaps = settings.report and settings.trace_prompts != 0
     found: dict[int, tuple[measuring.Measured, list[dict]]] = {}
     with terminal.Status(console, "warm drafters learn") as status:
         with parts.part("learning"):
@@ -138,18 +135,14 @@ def measure(cells: Sequence[Cell], bench: Bench, label: str | None = None) -> Re
             with parts.part("compiling"):
                 made.warm(cell.job, report)
             with parts.part("decoding"):
-                one = measuring.measure(
-                    cell.job, cell.methods, report, done, f"{label or ''}setting {number}"
-                )
+                name = f"{label or ''}setting {number}"
+                one = measuring.measure(cell.job, cell.methods, report, done, name)
             found[number] = one, []
             for method, runs in zip(cell.methods, one.methods, strict=True):
                 report(f"checking {method.name}")
                 with parts.part("checking"):
-                    own = summaries.rows_of(
-                        *(cell.job, method, runs, one.plain),
-                        by_definition=settings.report and settings.trace_prompts != 0,
-                        proven=proven,
-                    )
+                    compared = (cell.job, method, runs, one.plain)
+                    own = summaries.rows_of(*compared, by_definition=overlaps, proven=proven)
                 parts.first_row()
                 console.print(Text.assemble((f"{cell.name}: ", "dim"), terminal.line(own[0])))
                 found[number][1].extend(own)
@@ -166,16 +159,15 @@ def measure(cells: Sequence[Cell], bench: Bench, label: str | None = None) -> Re
 def _traces(traced: Sequence[_Traced], report: measuring.Report) -> list[dict]:
     """The traces; their programs are compiled now, several at the same time."""
     # Of each shape the first: the others run the same program.
-    shapes = {(id(t.method.drafter), t.cell.job.width): t for t in reversed(traced)}
-    tasks = [
-        (t.method.name, functools.partial(token_traces.compile, t.cell.job, t.method))
-        for t in shapes.values()
-    ]
-    measuring.together(tasks, "compiling traces", report)
+    tasks = {}
+    for cell, method, _ in reversed(traced):
+        task = functools.partial(token_traces.compile, cell.job, method)
+        tasks[id(method.drafter), cell.job.width] = method.name, task
+    measuring.together([*tasks.values()], "compiling traces", report)
     result = []
-    for number, t in enumerate(traced):
-        report(f"tracing, {number + 1} of {len(traced)}: {t.method.name}")
-        result.append(token_traces.record(t.cell.job, t.method, t.number))
+    for place, (cell, method, number) in enumerate(traced, 1):
+        report(f"tracing, {place} of {len(traced)}: {method.name}")
+        result.append(token_traces.record(cell.job, method, number))
     return result
 
 
@@ -200,7 +192,7 @@ def _traced(cells: Sequence[Cell], settings: Settings) -> list[_Traced]:
     first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
     first = {key: _longer(cell, settings.trace_tokens) for key, cell in first.items()}
     result = [
-        _Traced(cell, method, number)
+        (cell, method, number)
         for cell in list(first.values())[::-1]
         for method in cell.methods
         for number in range(min(prompts, len(cell.job.prompts)))
@@ -208,7 +200,7 @@ def _traced(cells: Sequence[Cell], settings: Settings) -> list[_Traced]:
     if settings.show_trace and not result:
         cell = next(reversed(first.values()))
         method = next((m for m in cell.methods if m.drafter.nodes), cell.methods[0])
-        result = [_Traced(cell, method, 0)]
+        result = [(cell, method, 0)]
     return result
 
 
@@ -247,20 +239,10 @@ def write(
     own, rows, peak = dict(files or {}), measured.rows, results.peak_bytes()
     if measured.traces:
         own["trace.jsonl"] = "".join(json.dumps(trace) + "\n" for trace in measured.traces)
-    path = workdirs.write(
-        settings,
-        workdir,
-        rows,
-        files=own,
-        repeats=settings.repeats,
-        uncertainty=uncertainty.ABOUT,
-        seconds=seconds,
-        processes=jax.process_count(),
-        peak_bytes=peak,
-        curves=(found := results.curves(rows)),
-        targets=targets,
-        **more,
-    )
+    curves = results.curves(rows)
+    about = {"repeats": settings.repeats, "uncertainty": uncertainty.ABOUT, "seconds": seconds}
+    about |= {"processes": jax.process_count(), "peak_bytes": peak, "curves": curves}
+    path = workdirs.write(settings, workdir, rows, files=own, **about, targets=targets, **more)
     console.print(terminal.table(rows))
     console.print(
         "[dim]tau: tokens per round; loops: repeated 4-grams of the outputs; "
@@ -268,7 +250,7 @@ def write(
         f"tokens/s over plain, median of {settings.repeats} interleaved passes; pred: predicted "
         "speed-up; eff: speed-up over pred[/dim]"
     )
-    for note in (*terminal.notes(rows), *terminal.curves(found), *terminal.targets(targets or ())):
+    for note in (*terminal.notes(rows), *terminal.curves(curves), *terminal.targets(targets or ())):
         console.print(Text(note, "dim"))
     for line in advice.lines(rows):
         console.print(Text(line))
@@ -302,7 +284,7 @@ def show_trace(console, traces: Sequence[dict]) -> None:
 
 def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> None:
     """Writes report.html and plots/ beside results.json if ``draw``; prints what was written."""
-    written = [path]
+    lines = [f"wrote {path}"]
     if draw:
         # Imported here because matplotlib takes a second to import.
         from specjax.report import html, plots
@@ -310,8 +292,6 @@ def write_report(console, path: Path, rows: Sequence[dict], *, draw: bool) -> No
         with terminal.Status(console, "drawing the plots"):
             plots.save(plots.draw(rows), path.parent / "plots")
             report, notices = html.build(path)
-        written.append(report)
-        for notice in notices:
-            console.print(Text(f"notice: {notice}", "dim"))
-    for each in written:
-        console.print(Text(f"wrote {each}", "dim"))
+        lines = [*(f"notice: {notice}" for notice in notices), *lines, f"wrote {report}"]
+    for line in lines:
+        console.print(Text(line, "dim"))

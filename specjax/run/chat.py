@@ -11,7 +11,6 @@ from rich.text import Text
 
 from specjax.bench import metrics, passes, provenance, results
 from specjax.data import prompts as prompts_lib
-from specjax.data import recordings
 from specjax.data.prompt_files import Conversation
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
@@ -40,8 +39,6 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     _check(settings)
     name = settings.source.names[0]
-    if settings.record:
-        recordings.check_record(settings.record, workdir, name)
     prompts_lib.check(settings.source, name, 1)
     target = build.target(settings)
     [method] = build.methods(settings, target)
@@ -52,25 +49,16 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     if (console := terminal.console()).is_terminal:  # elsewhere only the conversation is printed
         console.print(Text(build.about(job, [method]), "dim"))
     answers: list[_Answer] = []
-    model = _Model(settings, target, method, job, template)
     with process.held(answers) as interrupts:
-        _converse(model, conversations, answers)
+        _converse(_Model(settings, target, method, job, template), conversations, answers)
     facts = None  # the hash of large weights takes longer than an interrupted process has
     if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)
     counted = [results.Decoded(each.prompt.category, each.counts, each.ids) for each in answers]
-    temperature = settings.sampling.temperature
-    workdirs.write_texts(
-        settings,
-        workdir,
-        results.rows_of_texts(method, target.lm, counted, temperature, 1),
-        [each.prompt for each in answers],
-        [each.text for each in answers],
-        [each.ids for each in answers],
-        command=command,
-        target=facts,
-        unfinished=bool(interrupts),
-    )
+    rows = results.rows_of_texts(method, target.lm, counted, settings.sampling.temperature, 1)
+    written = [(each.prompt, each.text, each.ids) for each in answers]
+    more = {"command": command, "target": facts, "unfinished": bool(interrupts)}
+    workdirs.write_texts(settings, workdir, rows, written, **more)
     if interrupts:
         raise interrupts[0]
 
@@ -88,10 +76,9 @@ class _Model(NamedTuple):
 def _converse(model: _Model, conversations: Sequence[Conversation], answers: list[_Answer]) -> None:
     """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
     console, source = terminal.console(), model.settings.source
-    for number, each in enumerate(conversations):
-        before = [] if len(conversations) == 1 else [f"\n{number + 1} of {len(conversations)}"]
-        heading = ", ".join([*before, *([each.category] if each.category else [])])
-        if heading:
+    for number, each in enumerate(conversations, 1):
+        place = "" if len(conversations) == 1 else f"\n{number} of {len(conversations)}"
+        if heading := ", ".join(filter(None, (place, each.category))):
             console.print(Text(heading, "bold"))
         texts: list[str] = []
         for turn in range(len(each.turns)):
@@ -123,14 +110,14 @@ def _job(
 
     Answers are not known yet: each is taken to have ``max_new_tokens``. Raises UserError.
     """
-    first, whole = [], []
-    for each in conversations:
-        last = len(each.turns) - 1
-        for sizes, turn in ((first, 0), (whole, last)):
-            prompt = prompts_lib.prompt_of(
-                settings.source, target, each, turn, [""] * turn, template
-            )
-            sizes.append(len(prompt.ids) + turn * settings.max_new_tokens)
+
+    def size_of(each: Conversation, turn: int) -> int:
+        how = turn, [""] * turn, template
+        prompt = prompts_lib.prompt_of(settings.source, target, each, *how)
+        return len(prompt.ids) + turn * settings.max_new_tokens
+
+    first = [size_of(each, 0) for each in conversations]
+    whole = [size_of(each, len(each.turns) - 1) for each in conversations]
     # A first turn that does not fit is an error at once, a later one when it is reached.
     room = target.config.longest_text - settings.max_new_tokens
     most = settings.source.max_prompt_tokens or max(whole)

@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
@@ -39,22 +39,12 @@ from specjax.run import catalog, overrides, process, workdirs
 from specjax.run.bench import NotLossless
 from specjax.run.dispatch import run
 
-NO_CONFIG = (
-    "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
-    "--help how to begin)"
-)
 
+def split(argv: Sequence[str]) -> tuple[str | None, list[str], bool]:
+    """The value of --config, the other arguments, and whether one is --help; reads --flagfile.
 
-class Arguments(NamedTuple):
-    """A command line in parts."""
-
-    config: str | None  # the value of --config
-    rest: list[str]  # the others, with the program's name first
-    help: bool
-
-
-def split(argv: Sequence[str]) -> Arguments:
-    """Takes --config and --help out of a command line, and reads --flagfile. Raises UserError."""
+    The program's name is the first of the others. Raises UserError.
+    """
     try:
         argv = flags.FlagValues().read_flags_from_files(list(argv), force_gnu=False)
     except flags.Error as error:
@@ -69,7 +59,7 @@ def split(argv: Sequence[str]) -> Arguments:
             wants_help = True
         else:
             rest.append(this)
-    return Arguments(config, rest, wants_help)
+    return config, rest, wants_help
 
 
 def parse(argv: list[str]) -> tuple[Config, Path]:
@@ -80,25 +70,28 @@ def parse(argv: list[str]) -> tuple[Config, Path]:
 
 def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
     """``parse``, and the flags."""
-    arguments = split(argv)
-    if not arguments.config:
-        settings = [each for each in arguments.rest if not each.lstrip("-").startswith("config.")]
+    named, arguments, wants_help = split(argv)
+    if not named:
+        settings = [each for each in arguments if not each.lstrip("-").startswith("config.")]
         _read_flags(settings, ConfigDict(), [])
-        raise UserError(NO_CONFIG)
-    file = find(arguments.config.partition(":")[0])
-    config = _load(file, arguments.config.partition(":")[2])
-    settings = overrides.given(arguments.rest)
-    methods = _option(arguments.rest, "methods")
-    if methods is not None:
+        raise UserError(
+            "no configuration; give --config=configs/<name>.py (--list shows the configurations, "
+            "--help how to begin)"
+        )
+    name, _, argument = named.partition(":")
+    file = find(name)
+    config = _load(file, argument)
+    settings = overrides.given(arguments)
+    if (methods := _option(arguments, "methods")) is not None:
         if catalog.FREE in methods.split(",") and config.get("mode") == "replay":
             raise UserError("--methods=free is for mode bench; name the drafters to replay with")
         overrides.choose_methods(config, catalog.expanded(methods), settings)
     overrides.add_own_keys(config, settings)
-    if arguments.help:
+    if wants_help:
         terminal.console().print(catalog.keys_page(config, file))
         sys.exit(0)
     overrides.check(config, settings)
-    values = _read_flags(arguments.rest, config, settings)
+    values = _read_flags(arguments, config, settings)
     return config, values.workdir or f"runs/{file.stem}", values
 
 
@@ -158,9 +151,8 @@ def _read_flags(
 ) -> flags.FlagValues:
     """Reads the flags and puts the settings into the configuration. Raises UserError."""
     values = flags.FlagValues()  # its own flags: nothing is registered globally
-    flags.DEFINE_string(
-        "workdir", "", "where results go; default runs/<name of the file>", flag_values=values
-    )
+    where = "where results go; default runs/<name of the file>"
+    flags.DEFINE_string("workdir", "", where, flag_values=values)
     flags.DEFINE_string("methods", "", "drafters to measure, a,b,c or free", flag_values=values)
     process.define_flags(values)
     try:
@@ -171,11 +163,10 @@ def _read_flags(
         _, found, key = overrides.near(config, config, name).partition("did you mean ")
         hint = f"; did you mean --config.{key.removeprefix('config.')}" if found else ""
         raise UserError(f"Unknown command line flag {name!r}{hint}") from None
-    except flags.Error as error:
-        message = str(error).partition(": Traceback")[0]
-        raise UserError(overrides.type_error(config, settings, message) or message) from None
     except Exception as error:  # ml_collections raises many kinds for overrides
         message = f"{type(error).__name__}: {error}"
+        if isinstance(error, flags.Error):
+            message = str(error).partition(": Traceback")[0]
         raise UserError(overrides.type_error(config, settings, message) or message) from None
     if len(rest) > 1:
         raise UserError(
@@ -195,25 +186,17 @@ def main(argv: list[str] | None = None) -> int:
         if _shows(argv):
             return 0
         config, name, values = _parsed(argv)
-        with (
-            process.connected(values, config),
-            memory.errors(),
-            workdirs.opened(name) as workdir,
-        ):
+        with process.connected(values, config), memory.errors(), workdirs.opened(name) as workdir:
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
-    except UserError as error:
-        return terminal.fail(str(error))
-    except NotLossless as error:
-        return terminal.fail(str(error), 1)
+    except (UserError, NotLossless) as error:
+        return terminal.fail(str(error), 2 if isinstance(error, UserError) else 1)
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
         return terminal.fail(f"{error}: a path begins with ~ and the name of an unknown user")
     except OSError as error:  # such as a full disk, where nothing else has said what is wrong
-        where = f"{error.filename}: " if error.filename else ""
-        return terminal.fail(
-            f"{where}{error.strerror or error}; look after the disk, and run again"
-        )
+        where, reason = f"{error.filename}: " if error.filename else "", error.strerror or error
+        return terminal.fail(f"{where}{reason}; look after the disk, and run again")
     except KeyboardInterrupt as error:
         return terminal.fail(process.MESSAGE, process.status_of(error))
     return 0
@@ -234,14 +217,14 @@ def command() -> NoReturn:
 
 def _shows(argv: Sequence[str]) -> bool:
     """Prints what --list, --explain, or --help without --config asks for; False: none of them."""
-    arguments, console = split(argv), terminal.console()
-    if any(each in ("--list", "-list") for each in arguments.rest):
-        console.print(catalog.listing())
-        return True
-    if (name := _option(arguments.rest, "explain")) is not None:
-        console.print(catalog.explanation(name))
-        return True
-    if arguments.help and not arguments.config:
-        console.print(Text(__doc__ or ""))
-        return True
-    return False
+    config, arguments, wants_help = split(argv)
+    if any(each in ("--list", "-list") for each in arguments):
+        page = catalog.listing()
+    elif (name := _option(arguments, "explain")) is not None:
+        page = catalog.explanation(name)
+    elif wants_help and not config:
+        page = Text(__doc__ or "")
+    else:
+        return False
+    terminal.console().print(page)
+    return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 from rich.text import Text
 
@@ -21,7 +21,7 @@ from specjax.bench import methods as methods_lib
 from specjax.bench import results
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
-from specjax.data import text_files
+from specjax.data import recordings, text_files
 from specjax.errors import TooLong, UserError
 from specjax.files import buckets
 from specjax.generation import auto
@@ -48,12 +48,10 @@ def train(config: Config, workdir: Path) -> None:
     # Imported here because TFDS and Orbax take seconds to import.
     from specjax.train import recipes
 
-    summary = recipes.run(config, workdir)
-    lines = [
-        f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}"
-        for key, value in summary.items()
-    ]
-    terminal.console().print(Text("\n".join([f"{workdir}", *lines]), "dim"))
+    lines = [str(workdir)]
+    for key, value in recipes.run(config, workdir).items():
+        lines.append(f"  {key}: {f'{value:.4g}' if isinstance(value, float) else value}")
+    terminal.console().print(Text("\n".join(lines), "dim"))
 
 
 def run(config: Config, workdir: Path, command: str | None = None) -> None:
@@ -94,10 +92,11 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
     if settings is None:
         sharding.check_shared(workdir)
         train(config, workdir)
-    elif settings.beams.count:
-        beams(settings, workdir, command)
-    else:
-        DECODING[config.mode](settings, workdir, command)
+        return
+    if settings.record:
+        recordings.check_record(settings.record, workdir, settings.source.names[0])
+    mode = beams if settings.beams.count else DECODING[config.mode]
+    mode(settings, workdir, command)
 
 
 def _check_keys(config: Config) -> str:
@@ -114,10 +113,8 @@ def _fill(config: Config, workdir: str) -> None:
         if isinstance(value, ConfigDict):
             _fill(value, workdir)
         elif isinstance(value, str | tuple) and "{workdir}" in str(value):
-            config[key] = jax.tree.map(
-                lambda leaf: leaf.replace("{workdir}", workdir) if isinstance(leaf, str) else leaf,
-                value,
-            )
+            filled = lambda x: x.replace("{workdir}", workdir) if isinstance(x, str) else x  # noqa: E731
+            config[key] = jax.tree.map(filled, value)
 
 
 def _take_kept(config: Config) -> None:
@@ -243,8 +240,7 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
         drafter = {key: value for key, value in choice.drafter.items() if key != "probe"}
         keys = _with_stand_ins(drafter, results, model.vocab_size)
         # A model that exists fits the trained target or not: nothing is known before.
-        known = isinstance(target, hf.Loaded) or not _names_files(keys)
-        if keys is not None and known:
+        if keys is not None and (isinstance(target, hf.Loaded) or not _names_files(keys)):
             try:
                 methods_lib.objects(model, choice._replace(drafter=keys), settings.temperatures)
             except TooLong:
@@ -265,12 +261,9 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
             checks.check_training(config)
             optimise.optimiser(**config.optimiser, steps=config.train.steps)
             checks.text_kind(config.data)
-        elif config.objective == "generate":
-            checks.check_generate(config)
-        elif config.objective == "features":
-            checks.check_features(config)
         else:
-            checks.check_lookup_data(config)
+            others = {"generate": checks.check_generate, "features": checks.check_features}
+            others.get(config.objective, checks.check_lookup_data)(config)
         _check_loss(config)
         if config.objective == "heads":
             drafters.check(**given(config.drafter))
@@ -313,26 +306,19 @@ def _with_stand_ins(
 
     Heads have none: they are made for the features of one target.
     """
-    changed: dict[str, Any] = {}
-    for key, value in keys.items():
-        if isinstance(value, Mapping):
-            inner = _with_stand_ins(value, results, vocab_size)
-            if inner is None:
-                return None
-            changed[key] = inner
-        elif isinstance(value, str) and any(_uses([value], each) for each in results):
+    changed: dict[Any, Any] = flatten_dict(keys, keep_empty_nodes=True)
+    for path, value in changed.items():
+        if isinstance(value, str) and any(_uses([value], each) for each in results):
             made = results.get(value)
             if made is None or made.get("objective") not in (*TRAINED, "datastore", "ngram"):
                 return None
-            changed[key] = stand_ins.value(key, vocab_size)
-        else:
-            changed[key] = value
-    return changed
+            changed[path] = stand_ins.value(path[-1], vocab_size)
+    return unflatten_dict(changed)
 
 
-def _names_files(keys: Mapping[str, Any] | None) -> bool:
+def _names_files(keys: Mapping[str, Any]) -> bool:
     """Whether a key of a drafter, or of one inside it, names a model or a table on disk."""
-    own = flatten_dict(keys or {}).items()
+    own = flatten_dict(keys).items()
     return any(path[-1] in auto.FILES and isinstance(value, str) for path, value in own)
 
 

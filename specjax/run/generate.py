@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from specjax.bench import metrics, passes, provenance, results
 from specjax.bench.metrics import Counts
 from specjax.bench.passes import Job, Method
 from specjax.data import prompts as prompts_lib
-from specjax.data import recordings
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.decode import BeamDraft
 from specjax.errors import UserError
@@ -36,8 +35,6 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
     """
     console = terminal.console()
     target = build.target(settings)
-    if settings.record:
-        recordings.check_record(settings.record, workdir, settings.source.names[0])
     temperature = settings.sampling.temperature
     [method] = build.methods(settings, target)
     turns = _Turns(settings, target, method)
@@ -64,15 +61,14 @@ def generate(settings: Settings, workdir: Path, command: str | None) -> None:
         for prompt, text in zip(chosen.prompts, texts, strict=True):
             console.print(Text.assemble((prompt.text, "dim"), text, "\n"))
     counted = [results.Decoded(None, *each) for each in zip(counts, outputs, strict=True)]
-    options = temperature, settings.batch_size
-    [row] = results.rows_of_texts(method, target.lm, counted, *options)
+    [row] = results.rows_of_texts(method, target.lm, counted, temperature, settings.batch_size)
     row["tokens_per_second"] = rate
     console.print(Text(_summary(row, chosen.prompts, speed), "dim"))
     facts = provenance.target(target.params, name="", directory=target.directory)
     sharding.check_same("the target", {"hash": facts["weights_sha256"]})
     if sharding.is_first():  # the others write nothing
-        written = [row], chosen.prompts, texts, outputs
-        workdirs.write_texts(settings, workdir, *written, command=command, target=facts)
+        written = [*zip(chosen.prompts, texts, outputs, strict=True)]
+        workdirs.write_texts(settings, workdir, [row], written, command=command, target=facts)
 
 
 def _cut(
@@ -201,8 +197,6 @@ def beams(settings: Settings, workdir: Path, command: str | None) -> None:
     console, target = terminal.console(), build.target(settings)
     if jax.process_count() > 1:
         raise UserError("beam search runs in one process; start one, or leave config.beams out")
-    if settings.record:
-        recordings.check_record(settings.record, workdir, settings.source.names[0])
     name = settings.source.names[0]
     searches = _Searches(settings, target)
     chosen = prompts_lib.read(settings.source, target, searches.best, name=name)
@@ -212,27 +206,19 @@ def beams(settings: Settings, workdir: Path, command: str | None) -> None:
     for prompt, row in zip(chosen.prompts, found, strict=True):
         for each in row:
             score = f"[{each.score:.3f}] " if len(row) > 1 else ""
-            line = Text.assemble((score, "dim"), (prompt.text, "dim"), each.text, "\n")
-            console.print(line)
-    best = [row[0] for row in found]
-    row = searches.row(len(best), [each.tokens for each in best])
+            console.print(Text.assemble((score, "dim"), (prompt.text, "dim"), each.text, "\n"))
+    row = searches.row([each[0].tokens for each in found])
     about = (
         f"{row['method']}: {row['tokens']} steps of {row['prompts']} prompts, "
-        f"{row['block_efficiency']:.2f} steps per pass, {searches.rate:.1f} steps/s with prefill, "
-        "without compilation"
+        f"{row['block_efficiency']:.2f} steps per pass, {row['tokens_per_second']:.1f} steps/s "
+        "with prefill, without compilation"
     )
     console.print(Text(about, "dim"))
-    workdirs.write_texts(
-        settings,
-        workdir,
-        [row],
-        chosen.prompts,
-        [each.text for each in best],
-        [each.tokens for each in best],
-        command=command,
-        target=provenance.target(target.params, name="", directory=target.directory),
-        hypotheses=[[each._asdict() for each in row] for row in found],
-    )
+    pairs = zip(chosen.prompts, found, strict=True)
+    written = [(prompt, best.text, best.tokens) for prompt, (best, *_) in pairs]
+    facts = provenance.target(target.params, name="", directory=target.directory)
+    more = {"hypotheses": [[each._asdict() for each in row] for row in found]}
+    workdirs.write_texts(settings, workdir, [row], written, command=command, target=facts, **more)
 
 
 class _Searches:
@@ -253,11 +239,6 @@ class _Searches:
         self._steps = self._passes = 0
         self._seconds = 0.0
 
-    @property
-    def rate(self) -> float:
-        """Steps per second."""
-        return self._steps / self._seconds
-
     def best(self, prompts: list[Prompt]) -> Sequence[list[int]]:
         """The best hypothesis of each prompt."""
         return [row[0].tokens for row in self.of(prompts)]
@@ -276,57 +257,40 @@ class _Searches:
             began = time.perf_counter()
             found = self._search(ids, width)
             self._seconds += time.perf_counter() - began
-            self._keep(part, found)
+            self._steps += int(found.steps[: len(part)].sum())
+            self._passes += int(found.passes[: len(part)].sum())
+            scores = np.asarray(found.scores).tolist()
+            for prompt, outputs, row in zip(part, found.outputs(), scores, strict=False):
+                self._found[prompt.question, prompt.turn] = self._hypotheses(prompt, outputs, row)
         return [self._found[prompt.question, prompt.turn] for prompt in prompts]
 
     def _search(self, ids: list[list[int]], width: int) -> decode.Beams:
-        settings, target = self._settings, self._target
-        options = settings.beams
-        found = decode.beam_search(
-            target.lm,
-            self._params,
-            *decode.pack_prompts(ids, width),
-            beams=options.count,
-            max_new_tokens=settings.max_new_tokens,
-            returned=options.returned,
-            length_penalty=options.length_penalty,
-            early_stopping=options.EARLY[options.early_stopping],
-            eos_id=() if settings.ignore_eos else target.config.eos_token_id,
-            draft=self._draft,
-        )
+        settings, options = self._settings, self._settings.beams
+        eos = () if settings.ignore_eos else self._target.config.eos_token_id
+        how: dict[str, Any] = {"beams": options.count, "returned": options.returned, "eos_id": eos}
+        how |= {"length_penalty": options.length_penalty, "draft": self._draft}
+        how |= {"early_stopping": options.EARLY[options.early_stopping]}
+        how |= {"max_new_tokens": settings.max_new_tokens}
+        packed = decode.pack_prompts(ids, width)
+        found = decode.beam_search(self._target.lm, self._params, *packed, **how)
         decode.check(found)
         return found
 
-    def _keep(self, prompts: list[Prompt], found: decode.Beams) -> None:
-        target, scores = self._target, np.asarray(found.scores).tolist()
-        spell = target.text_tokenizer.decode
-        # The last part is filled up with prompts that count once.
-        for prompt, outputs, row in zip(prompts, found.outputs(), scores, strict=False):
-            before = target.lm.continued(prompt.ids)
-            self._found[prompt.question, prompt.turn] = [
-                Hypothesis(stops.cut(tokens, (), spell, before).text, tokens, score)
-                for tokens, score in zip(outputs, row, strict=True)
-            ]
-        self._steps += int(found.steps[: len(prompts)].sum())
-        self._passes += int(found.passes[: len(prompts)].sum())
+    def _hypotheses(self, prompt: Prompt, outputs: list, scores: list) -> list[Hypothesis]:
+        before, spell = self._target.lm.continued(prompt.ids), self._target.text_tokenizer.decode
+        texts = [stops.cut(tokens, (), spell, before).text for tokens in outputs]
+        return [*map(Hypothesis, texts, outputs, scores)]
 
-    def row(self, prompts: int, outputs: list[list[int]]) -> dict:
+    def row(self, outputs: list[list[int]]) -> dict:
         """The row of results.json; no acceptance rule and no lossless class apply."""
         options, none = self._settings.beams, np.zeros(0, int)
         nodes = options.count
         if self._draft is not None:
             nodes += self._draft.gamma * (self._draft.beams or options.count)
-        accepted = self._steps - self._passes
-        verified = self._passes * nodes
-        counts = metrics.Counts(self._steps, self._passes, accepted, none, none, verified)
-        row = results.new_row(
-            self._name,
-            accept.load("deterministic"),
-            counts,
-            temperature=0.0,
-            batch_size=self._settings.batch_size,
-            prompts=prompts,
-            rate=self.rate,
-            outputs=outputs,
-        )
+        steps, rounds = self._steps, self._passes
+        counts = metrics.Counts(steps, rounds, steps - rounds, none, none, rounds * nodes)
+        how: dict[str, Any] = {"temperature": 0.0, "batch_size": self._settings.batch_size}
+        how |= {"prompts": len(outputs), "rate": steps / self._seconds}
+        rule = accept.load("deterministic")
+        row = results.new_row(self._name, rule, counts, **how, outputs=outputs)
         return row | {"accept": None, "class": None}

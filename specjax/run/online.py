@@ -63,8 +63,7 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     path = workdirs.write(settings, workdir, rows, command=command, target=facts, online=about)
     _show(console, rows[0]["windows"], about)
     saved = _save(settings, target, method, learner.params(state.train), workdir)
-    done = f"wrote {saved}" if saved else "the drafter is in checkpoints/ only: it has no files"
-    console.print(Text(done, "dim"))
+    console.print(Text(f"wrote {saved}", "dim"))
     cells.write_report(console, path, rows, draw=settings.report)
 
 
@@ -82,13 +81,9 @@ def _prepared(
     [choice] = settings.methods.values()
     common.check_savable(choice.drafter["name"], method.drafter, method.params.draft)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
-    loss = online_lib.loss_of(
-        job.target,
-        method.drafter,
-        job.width + job.max_new_tokens,
-        temperature=temperature or 1.0,
-        keys=given(settings.loss),
-    )
+    keys, longest = given(settings.loss), job.width + job.max_new_tokens
+    models = job.target, method.drafter
+    loss = online_lib.loss_of(*models, longest, temperature=temperature or 1.0, keys=keys)
     steps = max(1, len(job.prompts) // options.every)
     optimiser = optimise.optimiser(steps, **dataclasses.asdict(settings.optimiser))
     return job, method, online_lib.learner(job, method, loss, optimiser, options)
@@ -125,9 +120,8 @@ def summarise(
     texts = [results.Decoded(line["category"], _counts(line), line["output"]) for line in lines]
     temperature = job.settings["temperature"]
     rows = results.rows_of_texts(method, job.target, texts, temperature, job.batch_size)
-    rows[0]["windows"] = [
-        _window(lines[start : start + window]) for start in range(0, len(lines), window)
-    ]
+    starts = range(0, len(lines), window)
+    rows[0]["windows"] = [_window(lines[start : start + window]) for start in starts]
     updates = [line["update"]["seconds"] for line in lines if line["update"]]
     about = {
         "window": window,
@@ -171,13 +165,10 @@ def _show(console, windows: Sequence[Mapping[str, Any]], about: Mapping[str, Any
     for head in ("requests", "updates", "alpha", "tau", "topics"):
         table.add_column(head, justify="left" if head == "topics" else "right")
     for one in windows:
-        table.add_row(
-            f"{one['first']} to {one['last']}",
-            str(one["updates"]),
-            "" if one["alpha"] is None else f"{one['alpha']:.3f}",
-            f"{one['tau']:.2f}",
-            Text(", ".join(f"{name} {count}" for name, count in one["categories"].items())),
-        )
+        topics = Text(", ".join(f"{name} {count}" for name, count in one["categories"].items()))
+        alpha = "" if one["alpha"] is None else f"{one['alpha']:.3f}"
+        counts = (str(one["updates"]), alpha, f"{one['tau']:.2f}")
+        table.add_row(f"{one['first']} to {one['last']}", *counts, topics)
     console.print(table)
     console.print(Text(LEGEND, "dim"))
     cost = f"{1e3 * about['seconds_per_request']:.0f} ms per request"

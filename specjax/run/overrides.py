@@ -183,9 +183,8 @@ def leaves(config: Config, path: str = "") -> Iterator[tuple[str, Any]]:
 def type_error(config: Config, overrides: Sequence[Override], message: str) -> str | None:
     """A value of the wrong type, in words; None if ``message`` is about something else."""
     for path, value in reversed(overrides):
-        if f"config.{path}={value}" not in message and f"config.{path}'" not in message:
-            continue
-        kind: Any = config_path.get_type(path, config)
-        wanted = _TYPES.get(kind, kind.__name__)
-        return f"--config.{path}={value!s:.60}: {value!r:.60} is not {wanted} ({kind.__name__})"
+        if f"config.{path}={value}" in message or f"config.{path}'" in message:
+            kind: Any = config_path.get_type(path, config)
+            wanted = _TYPES.get(kind, kind.__name__)
+            return f"--config.{path}={value!s:.60}: {value!r:.60} is not {wanted} ({kind.__name__})"
     return None

@@ -184,10 +184,8 @@ def connected(values: flags.FlagValues, config: Config) -> Iterator[None]:
     with terminal.Status(Console(stderr=True, soft_wrap=True), _WAITING):
         sharding.start_processes(values.coordinator, values.processes, values.process)
     install_again()
-    quiet = contextlib.nullcontext()
-    if not sharding.is_first():
-        quiet = contextlib.redirect_stdout(io.StringIO())
-    with quiet, _ending():
+    output = sys.stdout if sharding.is_first() else io.StringIO()
+    with contextlib.redirect_stdout(output), _ending():
         sharding.check_same("the configuration", json.loads(config.to_json_best_effort()))
         yield
 
@@ -200,28 +198,24 @@ def _ending() -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
-        atexit.register(leave, 2)
-        raise
     except KeyboardInterrupt as error:
         atexit.register(leave, status_of(error))
         raise
     except BaseException as error:
-        if not any(word in str(error) for word in _ENDED):
-            atexit.register(leave, 1)
+        mistake, ended = isinstance(error, UserError), any(word in str(error) for word in _ENDED)
+        atexit.register(leave, 2 if mistake or ended else 1)
+        if mistake or not ended:
             raise
-        atexit.register(leave, 2)
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None
 
 
 def _check_mode(config: Config) -> None:
-    if config.get("mode") not in ("generate", "bench", "train"):
-        raise UserError(
-            f"mode {config.get('mode')} runs in one process; leave out --{', --'.join(FLAGS)}"
-        )
-    if config.get("mode") != "train" and not config.get("mesh"):
+    mode = config.get("mode")
+    if mode not in ("generate", "bench", "train"):
+        raise UserError(f"mode {mode} runs in one process; leave out --{', --'.join(FLAGS)}")
+    if mode != "train" and not config.get("mesh"):
         raise UserError(
             "several processes decode with a mesh of all their devices; give config.mesh, "
             "such as data:-1"

@@ -77,28 +77,23 @@ def measure(
     """
     if other := [name for name in keys if name not in OPTIONS]:
         raise UserError(f"measure has no option {other[0]!r}; it takes {', '.join(OPTIONS)}")
-    settings = _settings(
-        dict(sampling or {}),
-        GridKeys(temperatures=tuple(temperatures), batch_sizes=tuple(batch_sizes)),
-        {"repeats": repeats, "trace_tokens": trace_tokens} | keys,
-    )
+    grid = GridKeys(temperatures=tuple(temperatures), batch_sizes=tuple(batch_sizes))
+    keys |= {"repeats": repeats, "trace_tokens": trace_tokens}
+    settings = _settings(dict(sampling or {}), grid, keys)
     proven, model = [_proof(each) for each in proof], methods_lib.model_of(target)
     facts = {"mode": "bench", "target": model.directory, "methods": list(methods), "proof": proof}
     settings = dataclasses.replace(settings, config_json=_text(settings, facts))
     own = terminal.console() if show else Console(quiet=True), progress.Progress()
     bench = cells.Bench(settings, *own, proven, cells.Parts())
-    return _measured(bench, model, methods_lib.prompts_of(model, prompts), methods, workdir)
+    chosen, folder = methods_lib.prompts_of(model, prompts), Path(workdir).expanduser()
+    return _measured(bench, model, chosen, methods, folder)
 
 
 def _measured(
-    bench: cells.Bench,
-    model: Model,
-    chosen: PromptSet,
-    methods: Mapping[str, Given],
-    folder: str | os.PathLike,
+    bench: cells.Bench, model: Model, chosen: PromptSet, methods: Mapping[str, Given], workdir: Path
 ) -> dict[str, Any]:
     """``measure``, with what it made of its arguments."""
-    settings, workdir = bench.settings, Path(folder).expanduser()
+    settings = bench.settings
     if not isinstance(methods, Mapping) or not methods:
         raise UserError("methods must be a mapping with at least one name -> (drafter, rule)")
     options = {"seed": settings.seed, "temperatures": settings.temperatures}
@@ -143,7 +138,5 @@ def _text(settings: Settings, facts: Mapping[str, Any]) -> str:
     names = (*OPTIONS, "repeats", "trace_tokens", "temperatures", "batch_sizes")
     own = {name: getattr(settings, name) for name in names}
     own["sampling"] = dataclasses.asdict(settings.sampling)
-    proof = [
-        str(each) if isinstance(each, str | os.PathLike) else each.name for each in facts["proof"]
-    ]
+    proof = [each if isinstance(each, str | os.PathLike) else each.name for each in facts["proof"]]
     return json.dumps({**facts, **own, "proof": proof}, indent=2, default=str) + "\n"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from specjax.bench import passes, results
 from specjax.bench import replay as replay_lib
+from specjax.bench.measuring import Report
+from specjax.bench.metrics import Counts
 from specjax.data import recordings
 from specjax.data.recordings import Recording, Trace
 from specjax.errors import UserError
@@ -84,30 +86,22 @@ def _load(settings: Settings) -> tuple[LM, Recording]:
 
 
 def _rows(
-    settings: Settings,
-    target: LM,
-    traces: Sequence[Trace],
-    method: passes.Method,
-    report: Callable[[str], None],
+    settings: Settings, target: LM, traces: Sequence[Trace], method: passes.Method, report: Report
 ) -> list[dict]:
     """The rows of one method: of all conversations, and of each category, sorted by name."""
     batch_size, most = min(settings.batch_size, len(traces)), settings.max_new_tokens
-    measured = replay_lib.measure_rounds(
-        method,
-        traces,
-        batch_size=batch_size,
-        max_new_tokens=most,
-        seed=settings.seed,
-        report=report,
-    )
-    texts = [
-        results.Decoded(
-            trace.category, counts, trace.output[: most or None], emitted, len(trace.prompt)
-        )
-        for trace, (counts, emitted) in zip(traces, measured, strict=True)
-    ]
+    how = {"batch_size": batch_size, "max_new_tokens": most, "seed": settings.seed}
+    measured = replay_lib.measure_rounds(method, traces, **how, report=report)
+    texts = [_decoded(*each, most) for each in zip(traces, measured, strict=True)]
     texts.sort(key=lambda text: text.category or "")
     return results.rows_of_texts(method, target, texts, 0.0, batch_size)
+
+
+def _decoded(trace: Trace, rounds: tuple[Counts, list[int]], most: int) -> results.Decoded:
+    """A text with its counts, and the tokens of its rounds; ``most`` is max_new_tokens."""
+    counts, emitted = rounds
+    output = trace.output[: most or None]
+    return results.Decoded(trace.category, counts, output, emitted, len(trace.prompt))
 
 
 def _recorded(
@@ -120,13 +114,9 @@ def _recorded(
     gamma, most, rows = method.drafter.longest, settings.max_new_tokens, []
     for name in dict.fromkeys(name for trace in traces for name in trace.rounds if gamma):
         texts = [
-            results.Decoded(
-                trace.category,
-                *(counts, trace.output[: most or None], emitted, len(trace.prompt)),
-            )
+            _decoded(trace, replay_lib.recorded_rounds(trace, name, gamma, most), most)
             for trace in traces
             if trace.rounds.get(name)
-            for counts, emitted in [replay_lib.recorded_rounds(trace, name, gamma, most)]
         ]
         if texts:
             one = method._replace(name=f"{name} (recorded), gamma {gamma}")

@@ -65,9 +65,7 @@ class SamplingKeys(declare.Keys):
         for name, ids in (("banned", banned), ("logit_bias", biased)):
             if max([*ids, 0]) >= _MOST:
                 value = getattr(self, name)
-                raise UserError(
-                    f"config.sampling.{name} is {value!r}; no vocabulary has such an id"
-                )
+                raise UserError(f"{self.OWNER}{name} is {value!r}; no vocabulary has such an id")
         # A vocabulary in which a token stays and another one ends a text.
         size = max([*banned, *biased, 0]) + 3
         arguments = self.arguments((size - 1,), size)
@@ -76,15 +74,14 @@ class SamplingKeys(declare.Keys):
 
     def bias(self) -> dict[int, float]:
         """The number for each id of ``logit_bias``. Raises UserError."""
-        value, result = self.logit_bias, {}
+        value = self.logit_bias
         if isinstance(value, Mapping):
             return dict(value)
         try:
-            for each in str(value).split(",") if value else ():
-                token, number = each.split(":")
-                if int(token) < 0 or int(token) in result:
-                    raise ValueError
-                result[int(token)] = float(number)
+            pairs = [each.split(":") for each in str(value).split(",")] if value else []
+            result = {int(token): float(number) for token, number in pairs}
+            if len(result) < len(pairs) or min(result, default=0) < 0:
+                raise ValueError
         except ValueError:
             raise UserError(
                 f"config.sampling.logit_bias is {value!r}; it must have the form '12:-1.5,30:2': a "
@@ -99,9 +96,7 @@ class SamplingKeys(declare.Keys):
 
         ``automaton``: of the key ``grammar``, which needs the target's tokens.
         """
-        result = {each.name: getattr(self, each.name) for each in declare.keys_of(SamplingKeys)}
-        result["grammar"] = automaton
-        result["logit_bias"] = self.bias()
+        result = dataclasses.asdict(self) | {"grammar": automaton, "logit_bias": self.bias()}
         if self.min_new_tokens:
             if not end_ids:
                 raise UserError(
@@ -414,13 +409,9 @@ class Settings(declare.Keys):
     def source(self) -> PromptSource:
         """Which prompts are read."""
         names = ("max_prompt_tokens", "num_prompts", "prompt_tokens", "warm_prompts")
-        return PromptSource(
-            text=self.prompt,
-            names=self.grid.prompts or (self.prompts,),
-            kind=self.prompt_kind,
-            chat=self.chat,
-            **{name: getattr(self, name) for name in (*names, "data_dir", "seed")},
-        )
+        own = {name: getattr(self, name) for name in (*names, "chat", "data_dir", "seed")}
+        files = self.grid.prompts or (self.prompts,)
+        return PromptSource(text=self.prompt, names=files, kind=self.prompt_kind, **own)
 
     @functools.cached_property
     def methods(self) -> Mapping[str, MethodChoice]:
@@ -479,16 +470,15 @@ class Settings(declare.Keys):
             _check_rule(f"config.grid.methods.{label}.accept", choice.rule, choice.rule_keys)
             drafters.check(**choice.drafter)
         extra, warm = self.warm_prompts, sum(choice.warm for choice in chosen)
+        controls = [choice.drafter.get("control") for choice in chosen]
         # A profile may be measured on them too.
-        profiled = any(control.wants_profile(choice.drafter.get("control")) for choice in chosen)
+        profiled = any(map(control.wants_profile, controls))
         if (warm and not extra) or (extra and not warm and not profiled):
             raise UserError(
                 f"config.warm_prompts is {extra}, and {warm} methods have warm=True; "
                 "a bench needs both or none"
             )
-        if not extra and any(
-            control.wants_policies(each.drafter.get("control")) for each in chosen
-        ):
+        if not extra and any(map(control.wants_policies, controls)):
             raise UserError(
                 "config.warm_prompts is 0, and the controller 'ltd' is fitted to prompts that are "
                 "not measured; give at least 16"
@@ -563,9 +553,8 @@ def read(config: Config) -> Settings:
 
 def decoding(mode: str, **values: Any) -> Config:
     """The configuration of a mode that decodes; ``values`` replace defaults."""
-    usual = {"drafter": drafter("none"), "accept_keys": _empty(accept.keys())}
-    names = {"mode": mode} | {key: each for key, each in usual.items() if key in KEYS[mode]}
-    return config_lib.group(Settings, KEYS[mode], **names | values)
+    usual = {"mode": mode, "drafter": drafter("none"), "accept_keys": _empty(accept.keys())}
+    return config_lib.group(Settings, KEYS[mode], **usual | values)
 
 
 def drafter(name: str, **values: Any) -> Config:
@@ -576,8 +565,7 @@ def drafter(name: str, **values: Any) -> Config:
 
 def training(objective: str, **values: Any) -> Config:
     """The configuration of an objective of training; ``values`` replace defaults."""
-    names = train_settings.KEYS[objective]
-    return config_lib.group(Training, names, objective=objective, **values)
+    return config_lib.group(Training, train_settings.KEYS[objective], objective=objective, **values)
 
 
 def trained(name: str, **values: Any) -> Config:
@@ -635,12 +623,10 @@ TARGET = ("target", "dtype", "weights")  # keys of a target of the grid
 FREE = ("again",)  # keys that change no result
 STAGES = ("prepare", "stages")  # what runs first
 
-_METHOD = (
-    *("mode", "target", "drafter", "accept", "accept_keys", "sampling", "max_new_tokens", "seed"),
-)
+_METHOD = ("mode", "target", "drafter", "accept", "accept_keys", "sampling", "seed")
 _PROMPTS = (
     *("prompt", "prompts", "prompt_kind", "chat", "max_prompt_tokens", "num_prompts"),
-    *("ignore_eos", "dtype", "verify_widths"),
+    *("max_new_tokens", "ignore_eos", "dtype", "verify_widths"),
 )
 _ALL_PROMPTS = (*_PROMPTS, "prompt_tokens", "data_dir")  # with those of the corpus
 _BATCHES = (*_METHOD, *_ALL_PROMPTS, "weights", "batch_size", "mesh")
@@ -676,12 +662,10 @@ def _one_per_value(
         if name not in registry.keys_of(drafters.load(choice.drafter["name"])):
             result[label] = choice
             continue
+        choice = choice._replace(of_gammas=choice.of_gammas or name == "gamma")
         for value, tail in zip(wanted, tails, strict=True):
-            changed = choice._replace(
-                drafter=choice.drafter | {name: value},
-                of_gammas=choice.of_gammas or name == "gamma",
-            )
-            result[f"{label}, {text.format(tail)}"] = changed
+            keys = choice.drafter | {name: value}
+            result[f"{label}, {text.format(tail)}"] = choice._replace(drafter=keys)
     if result.keys() == chosen.keys():
         raise UserError(
             f"config.grid.{values} is given, and no method takes the key {name!r}; leave it out"

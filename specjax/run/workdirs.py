@@ -28,6 +28,7 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"  # a run that was killed leaves it, without its lock
+Written = tuple[Prompt, str, Sequence[int]]  # a prompt, its new text and the tokens of it
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def made(workdir: Path) -> Iterator[None]:
     folders: list[Path] = []
     try:
         if sharding.is_first():
-            folders += _make(workdir)
+            _make(workdir, folders)
         yield
     finally:
         for folder in reversed(folders):
@@ -130,9 +131,8 @@ def _locked(path: Path, name: str) -> IO[str] | None:
     return file
 
 
-def _make(workdir: Path) -> list[Path]:
-    """Makes a folder; returns those that did not exist. Raises UserError, and then makes none."""
-    made: list[Path] = []
+def _make(workdir: Path, made: list[Path]) -> None:
+    """Makes a folder; those that did not exist are added to ``made``. Raises UserError."""
     try:
         results.check_workdir(workdir)
         for folder in [*reversed(workdir.absolute().parents), workdir.absolute()]:
@@ -142,12 +142,9 @@ def _make(workdir: Path) -> list[Path]:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        for folder in reversed(made):
-            folder.rmdir()
         raise UserError(
             f"cannot write into {workdir}: {error.strerror or error}; choose another --workdir"
         ) from None
-    return made
 
 
 def stored(workdir: Path, name: str = "results.json") -> dict[str, Any] | None:
@@ -186,12 +183,8 @@ def show_finished(workdir: Path) -> None:
     """Prints the table of a finished bench, and how it is measured again."""
     console, earlier = terminal.console(), stored(workdir) or {}
     console.print(terminal.table(earlier.get("rows") or []))
-    console.print(
-        Text(
-            f"{workdir / 'results.json'}: this bench is finished ({earlier.get('date')}); "
-            "--config.again=True measures it again"
-        )
-    )
+    text = f"{workdir / 'results.json'}: this bench is finished ({earlier.get('date')}); "
+    console.print(Text(f"{text}--config.again=True measures it again"))
 
 
 def announce_replacement(settings: Settings, workdir: Path) -> None:
@@ -201,8 +194,7 @@ def announce_replacement(settings: Settings, workdir: Path) -> None:
         return
     command = earlier.get("command") or "another configuration"
     text = f"notice: {workdir} holds the results of another run, which will be replaced"
-    text = f"{text} (--workdir=DIR keeps both): {command}"
-    terminal.console().print(Text(text))
+    terminal.console().print(Text(f"{text} (--workdir=DIR keeps both): {command}"))
 
 
 def write(settings: Settings, workdir: Path, rows: Sequence[dict], **more: Any) -> Path:
@@ -212,16 +204,11 @@ def write(settings: Settings, workdir: Path, rows: Sequence[dict], **more: Any) 
 
 
 def write_texts(
-    settings: Settings,
-    workdir: Path,
-    rows: Sequence[dict],
-    prompts: Sequence[Prompt],
-    texts: Sequence[str],
-    outputs: Sequence[Sequence[int]],
-    **more: Any,
+    settings: Settings, workdir: Path, rows: Sequence[dict], written: Sequence[Written], **more: Any
 ) -> None:
-    """``write`` with the new text of the prompts, and ``settings.record``; prints their paths."""
+    """``write`` with the new texts, and ``settings.record``; prints their paths."""
     console = terminal.console()
+    prompts, texts, outputs = zip(*written, strict=True)
     path = write(settings, workdir, rows, texts=texts, token_ids=outputs, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
