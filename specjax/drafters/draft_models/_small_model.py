@@ -49,24 +49,24 @@ def load(
     return in_size(model, target.vocab_size), params
 
 
-def read(model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
-    """The draft model and its parameters. Raises UserError if it cannot be loaded."""
+def read(
+    model: LM | str | os.PathLike, params: Params, loader: Callable[..., Any] | None = None
+) -> tuple[LM, Params]:
+    """The draft model and its parameters, from a directory by ``loader`` (None: ``hf.load``).
+
+    Raises UserError for a directory that cannot be loaded, or with parameters beside it.
+    """
     if isinstance(model, LM):
         return model, params
-    check_source(model, params)
-    # Imported here: drafters made from an LM need no file formats.
-    from specjax.models import hf
-
-    loaded = hf.load(model)
-    return loaded.lm, loaded.params
-
-
-def check_source(model: str | os.PathLike, params: Params) -> None:
-    """Raises UserError for a directory with parameters beside it."""
     if params is not None:
         raise UserError(
             f"params are for a model that is an LM, and {model} has its own; leave params out"
         )
+    # Imported here: drafters made from an LM need no file formats.
+    from specjax.models import hf
+
+    loaded = (loader or hf.load)(model)
+    return loaded.lm, loaded.params
 
 
 def load_all(

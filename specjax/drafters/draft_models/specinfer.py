@@ -31,6 +31,7 @@ from specjax.declare import key
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.growth import Fixed, Plan
 from specjax.drafters.growth.levels import node_paths
+from specjax.drafters.nested import _stages
 from specjax.errors import UserError
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
@@ -105,7 +106,10 @@ def make(target: LM, keys: Keys) -> Drafter:
     shape = shapes.check(shape.parents, target.vocab_size)
     plan = Plan(Fixed(shape, "iid"), controllers.parse(keys.control))
     loaded = _small_model.load_all(target, models, keys.params)
-    parts = [_small_model.build("specinfer", *each, plan, behind=behind) for each in loaded]
+    parts = [
+        _stages.with_params(_small_model.build("specinfer", *each, plan, behind=behind), i)
+        for i, each in enumerate(loaded)
+    ]
     setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
     return Drafter(
         init_params=Bound(_init_params, setup),
@@ -116,7 +120,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         name="specinfer",
         # With several models the distribution of a draft token depends on its node, not on the
         # prefix alone.
-        probs=Bound(_probs, setup) if len(parts) == 1 else None,
+        probs=parts[0].probs if len(parts) == 1 else None,
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
         depth=shape.depth,
         constant_cost=plan.controller is None,
@@ -134,9 +138,10 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 
 def _rest(parts: Sequence[Drafter]) -> Rest | None:
-    """``Rare.rest``: a row rests where all models do."""
+    """``Rare.rest``: a row rests where all models do, until one of them may draft."""
     # All have the same controller.
-    rests = [part.rare.rest for part in parts if part.rare.rest is not None]
+    rests = [rest for part in parts if (rest := part.rare.rest)]
+    known = [rest.lasting for rest in rests if rest.lasting]
     if not rests:
         return None
 
@@ -144,18 +149,8 @@ def _rest(parts: Sequence[Drafter]) -> Rest | None:
         return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)
 
     def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
-        own = enumerate(_each(rests, state))
-        parts = (rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
+        parts = (rest.idle(params, keys, context, own) for rest, own in _each(rests, state))
         return state.replace(parts=tuple(parts))
-
-    return Rest(rows, idle, _lasting(rests))
-
-
-def _lasting(rests: list[Rest]) -> Lasting | None:
-    """The rows rest until one of the models may draft."""
-    known = [rest.lasting for rest in rests if rest.lasting is not None]
-    if not known:
-        return None
 
     def rounds(state: State, live: Array) -> Array:
         return jnp.stack([own.rounds(part, live) for own, part in _each(known, state)]).min(0)
@@ -164,7 +159,7 @@ def _lasting(rests: list[Rest]) -> Lasting | None:
         parts = tuple(own.after(part, rounds) for own, part in _each(known, state))
         return state.replace(parts=parts)
 
-    return Lasting(rounds, after)
+    return Rest(rows, idle, Lasting(rounds, after) if known else None)
 
 
 def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
@@ -187,11 +182,6 @@ def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | o
     return list(entries)
 
 
-def _of(params: ModelParams, i: int) -> ModelParams:
-    """The parameters of model i."""
-    return ModelParams(params.target, params.draft[i])
-
-
 def _init_params(setup: _Setup, key: Any) -> tuple[Params, ...]:
     return tuple(part.init_params(key) for part in setup.parts)
 
@@ -201,8 +191,8 @@ def _init(
 ) -> State:
     size = setup.shape.nodes * len(setup.parts)
     # As many slots as each model would have alone.
-    given = context, target_out, slots - size + setup.shape.nodes
-    parts = tuple(part.init(_of(params, i), *given) for i, part in enumerate(setup.parts))
+    slots = slots - size + setup.shape.nodes
+    parts = tuple(part.init(params, context, target_out, slots) for part in setup.parts)
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(context.length), size))
     return State(parts, every if setup.mixed else None)
 
@@ -211,7 +201,7 @@ def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
     pairs = [
-        part.propose(_of(params, i), keys.inner(i), context, own)
+        part.propose(params, keys.inner(i), context, own)
         for i, (part, own) in enumerate(_each(setup.parts, state))
     ]
     drafts, parts = zip(*pairs, strict=True)
@@ -239,36 +229,26 @@ def _update(
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
-        after.append(part.update(_of(params, i), each, mine, own, out))
+        after.append(part.update(params, each, mine, own, out))
     return State(tuple(after), state.order)
-
-
-def _probs(setup: _Setup, params: ModelParams, context: Context) -> Array:
-    """``Drafter.probs`` of a single model."""
-    assert setup.parts[0].probs is not None
-    return setup.parts[0].probs(_of(params, 0), context)
 
 
 def _parents(shape: Topology, batch: int, offset: int = 0) -> Array:
     """i32[B,N], for nodes numbered from ``offset``."""
-    parents = jnp.asarray(
-        [parent + offset if parent >= 0 else -1 for parent in shape.parents], jnp.int32
-    )
-    return jnp.broadcast_to(parents, (batch, shape.nodes))
+    parents = np.array(shape.parents, np.int32)
+    return jnp.broadcast_to(np.where(parents < 0, -1, parents + offset), (batch, shape.nodes))
 
 
 def _merge(drafts: Sequence[Draft], shape: Topology) -> Draft:
     """The drafts as one tree below the pending token; the nodes of each keep their order."""
-    batch = drafts[0].tokens.shape[0]
     # The draft of a chain has no parents; in the merged tree it is a branch.
+    size, batch = shape.nodes, len(drafts[0].tokens)
     parts = [
-        draft.replace(
-            parents=_parents(shape, batch, i * shape.nodes), finite=None, depth=shape.depth
-        )
+        draft.replace(parents=_parents(shape, batch, i * size), finite=None, depth=shape.depth)
         for i, draft in enumerate(drafts)
     ]
     finite = jax.tree.map(lambda *each: jnp.stack(each).all(0), *(draft.finite for draft in drafts))
-    return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *parts).replace(finite=finite)
+    return tree_lib.join(*parts).replace(finite=finite)
 
 
 def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> Array:

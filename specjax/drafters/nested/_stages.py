@@ -99,10 +99,14 @@ def _at(path: tuple[int | str, ...], function: Callable, params: ModelParams, *r
 
 def with_params(stage: Drafter, *path: int | str) -> Drafter:
     """The drafter with its parameters at ``path`` of those of the drafter that it is a part of."""
-    moved = {name: at(path, getattr(stage, name)) for name in ("init", "propose", "update")}
-    own = {name: getattr(stage.rare, name) for name in ("rows", "learn")}
-    own = {name: at(path, function) for name, function in own.items() if function}
-    return stage._replace(**moved, rare=stage.rare._replace(**own))
+
+    def moved(part: Any, *names: str) -> Any:
+        functions = {name: getattr(part, name) for name in names}
+        return part._replace(**{name: each and at(path, each) for name, each in functions.items()})
+
+    rest = stage.rare.rest and moved(stage.rare.rest, "idle")
+    rare = moved(stage.rare, "rows", "learn")._replace(rest=rest)
+    return moved(stage, "init", "propose", "update", "probs")._replace(rare=rare)
 
 
 def taps(stages: Sequence[Drafter]) -> tuple[int, ...]:
