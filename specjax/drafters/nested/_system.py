@@ -84,14 +84,12 @@ class Run(struct.PyTreeNode):
 
 
 def run(
-    system: System,
-    params: ModelParams,
-    keys: RowKeys,
-    context: Context,
-    cache: overlay.OverlayCache,
-    inner: Any,
+    system: System, params: ModelParams, keys: RowKeys, context: Context, cache: Any, inner: Any
 ) -> Run:
-    """Rounds of the inner system until every row has ``gamma`` tokens, or has failed."""
+    """Rounds of the inner system until every row has ``gamma`` tokens, or has failed.
+
+    ``cache`` is an overlay's, and ``inner`` the state of the inner drafter.
+    """
     model, below = overlay.overlay(system.reader.model), system.below(params)
     batch, gamma = context.length.shape[0], system.gamma
     # A verdict is written as a whole, also where it is cut.
@@ -272,12 +270,7 @@ def draw(
 
 
 def settle(
-    system: System,
-    params: ModelParams,
-    state: State,
-    accepted: Array,
-    verdict: Verdict,
-    target_out: Output,
+    system: System, params: Any, state: State, accepted: Array, verdict: Verdict, out: Output
 ) -> State:
     """The state after a verdict. ``accepted`` i32[B]: how many tokens of its main chain are kept.
 
@@ -289,7 +282,7 @@ def settle(
     length = state.text + jnp.minimum(accepted, verdict.count - 1)
     count = jnp.where(alive, jnp.clip(length - state.begin, 0, state.count), 0)
     drafted = Drafted(state.block, count, None)
-    kept = system.reader.commit(params, state.kept, drafted, verdict, target_out)
+    kept = system.reader.commit(params, state.kept, drafted, verdict, out)
     inner = overlay.settle_all(state.inner, system.depth, length, alive)
     return state.replace(kept=kept, inner=inner)
 

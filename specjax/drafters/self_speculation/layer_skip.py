@@ -182,10 +182,9 @@ def make(target: LM, keys: Keys) -> Drafter:
     more = _skip_sets.files_of(keys.choices)
     sets = [chosen, *(_skip_sets.read(target, file, file) for file in more)]
     assert target.layers is not None
-    layers = target.layers
-    parts = list(dict.fromkeys(each.left(layers) for each in sets))
+    parts = tuple(dict.fromkeys([each.left(target.layers) for each in sets]))
     plan = growth.read(Method("layer_skip", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
     if len(parts) > 1:
-        return build(target, tuple(parts), plan)
+        return build(target, parts, plan)
     inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
     return _own_cache.build("layer_skip", inner, plan, probs=probs)

@@ -29,6 +29,7 @@ import numpy as np
 from flax import struct
 
 from specjax import declare
+from specjax.accept.verdict import parents as parents_of
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _foresee, files, growth
@@ -148,17 +149,10 @@ def apply(setup: Setup, params: ModelParams, tokens: Array, cache: Any, layout: 
 
 def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     """The drafter. L1 with a rule that takes its siblings. Raises UserError."""
-    accuracy = given.config.get("accuracy")
-    method = Method(
-        "pass",
-        shapes.chain(setup.depth),
-        "iid",
-        setup.target.vocab_size,
-        setup.depth,
-        True,
-        # Measured with two passes there is one level more, before the others.
-        accuracy[-setup.depth :] if accuracy and len(accuracy) >= setup.depth else None,
-    )
+    depth, vocab, accuracy = setup.depth, setup.target.vocab_size, given.config.get("accuracy")
+    # Measured with two passes there is one level more, before the others.
+    measured = accuracy[-depth:] if accuracy and len(accuracy) >= depth else None
+    method = Method("pass", shapes.chain(depth), "iid", vocab, depth, True, measured)
     plan = growth.read(method, keys)
     one = setup.calls == 1
     if one and plan.controller is not None and plan.controller.size is not None:
@@ -173,11 +167,10 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
         commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
         independent=True,
     )
-    along, before = Bound(_along, setup), 2 - setup.calls
     training = Training(
         loss=Bound(loss, setup),
         start=Bound(_start, setup),
-        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
+        **_foresee.forecasts(Bound(_along, setup), plan, before=2 - setup.calls, ranked=depth),
         reads_tokens=True,
     )
     more = {"training": training, "features": one, "gaps": not one}
@@ -211,20 +204,14 @@ def _begin_behind(setup: Setup, params: ModelParams, context: Context, kept: Sta
 
 
 def _commit(
-    setup: Setup,
-    nodes: int,
-    params: ModelParams,
-    kept: State,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    setup: Setup, nodes: int, params: Any, kept: State, _: None, verdict: Verdict, out: Output
 ) -> State:
     # The last committed token that the target was fed: the pending token, or an accepted node.
     last = jnp.maximum(verdict.count - 1, 0)
     fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
     place = jnp.take_along_axis(fed, last[:, None], 1)
     own = 1 + nodes + place * setup.rows + jnp.arange(setup.rows)
-    hidden = jnp.take_along_axis(target_out.hidden, own[..., None], 1)
+    hidden = jnp.take_along_axis(out.hidden, own[..., None], 1)
     alive = verdict.count > 0
     return State(jnp.where(alive[:, None, None], hidden, kept.hidden), kept.known | alive)
 
@@ -249,19 +236,13 @@ def _propose(
 ) -> tuple[Draft, Any]:
     draft, state = drafter.propose(params, keys, context, state)
     batch, nodes = draft.tokens.shape
-    parents = draft.parents
-    if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32) - 1, (batch, nodes))
     more = (nodes + 1) * setup.rows
-    probs = draft.probs
-    if probs is not None:
-        probs = jnp.pad(probs, ((0, 0), (0, more), (0, 0)))
     behind = jnp.broadcast_to(jnp.asarray(_parents(nodes, setup.rows)), (batch, more))
     draft = Draft(
         tokens=jnp.concatenate([draft.tokens, ids(setup, batch, nodes + 1).reshape(batch, -1)], 1),
         valid=jnp.pad(draft.valid, ((0, 0), (0, more))),
-        parents=jnp.concatenate([parents, behind], 1),
-        probs=probs,
+        parents=jnp.concatenate([parents_of(draft), behind], 1),
+        probs=jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0))), draft.probs),
         finite=draft.finite,
         fed=jnp.full((batch,), nodes + more, jnp.int32),
         depth=drafter.longest,

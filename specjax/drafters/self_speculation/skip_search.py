@@ -52,6 +52,14 @@ NOISE = 1e-2
 LAST = {"attention": "o", "mlp": "down"}
 
 
+def _times(value: Any) -> Any:
+    """Numbers of a text with commas. Raises UserError."""
+    try:
+        return tuple(map(float, value.split(","))) if isinstance(value, str) and value else value
+    except ValueError:
+        raise UserError(f"verify is {value!r}; give times in steps, as in '1,1.1,1.2'") from None
+
+
 class Settings(declare.Keys):
     """What the result depends on, with the target and the texts."""
 
@@ -61,7 +69,9 @@ class Settings(declare.Keys):
     temperature: float = key(0.0, "of the texts", least=0)
     texts_used: int = key(8, "conversations of the recording", least=1)
     width: int = key(128, "tokens of each", least=2)
-    verify: tuple[float, ...] = key((), "times of passes over 1, 2, ... tokens; (): always 1")
+    verify: tuple[float, ...] = key(
+        (), "times of passes over 1, 2, ... tokens; (): always 1", parse=_times
+    )
     objective: str = key("predicted", "what is maximised", choices=OBJECTIVES)
 
     def check(self) -> None:
@@ -433,9 +443,9 @@ def predicted(
     ``verify`` as in ``theory.walltime_improvement``.
     """
     lengths = range(1, longest + 1)
-    values = {n: theory.walltime_improvement(alpha, n, cost, verify) for n in lengths}
-    best = max(lengths, key=values.__getitem__)
-    return values[best], best
+    values = [theory.walltime_improvement(alpha, n, cost, verify) for n in lengths]
+    best = int(np.argmax(values))
+    return values[best], lengths[best]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -446,8 +456,7 @@ def main(argv: Sequence[str]) -> int:
         if directory.is_file():
             raise UserError(f"{directory} is a file; name a directory for {FILE}")
         target, path = args.pop("target"), args.pop("texts")
-        verify = _times(args.pop("verify"))
-        settings = Settings(**args, verify=verify)
+        settings = Settings(**args)
         library()
         loaded = hf.load(target)
         traces = recordings.read(path, loaded.config.vocab_size).traces
@@ -460,13 +469,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _times(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise UserError(f"verify is {text!r}; give times in steps, as in '1,1.1,1.2'") from None
-
-
 def _parser() -> Parser:
     parser = Parser("python -m specjax.drafters.self_speculation.skip_search", None, __doc__)
     parser.add_argument("target", help="a model directory, a name of the Hub, or a .gguf file")
@@ -475,9 +477,8 @@ def _parser() -> Parser:
     for each in declare.keys_of(Settings):
         kind, choices = each.type, each.facts.choices or None
         kind = str if kind is tuple else kind
-        default = "" if each.name == "verify" else each.default
         name, help = f"--{each.name}", each.facts.help
-        parser.add_argument(name, type=kind, default=default, choices=choices, help=help)
+        parser.add_argument(name, type=kind, default=each.default, choices=choices, help=help)
     return parser
 
 

@@ -10,7 +10,7 @@ the target would not write there is rejected.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Trie, trie
 from specjax.models.token_bytes import TokenBytes
 from specjax.rng import RowKeys
-from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams, Params
+from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams
 
 # The longest token, in bytes, of the draft model that is read, and of the target that is drafted.
 BYTES = 24
@@ -54,23 +54,18 @@ class _Written(struct.PyTreeNode):
 
 
 def build(
-    model: LM,
-    params: Params,
-    maps: Maps,
-    vocabularies: tuple[TokenBytes, TokenBytes],
-    size: int,
-    gamma: int,
+    model: LM, params: Any, maps: Maps, pair: tuple[TokenBytes, TokenBytes], size: int, gamma: int
 ) -> Drafter:
-    """The drafter of ``gamma`` tokens; the vocabularies are the target's and the draft's.
+    """The drafter of ``gamma`` tokens; ``pair`` are the vocabularies of target and draft model.
 
     ``size`` is the number of the target's tokens.
     """
     # As many draft tokens as gamma tokens have on average over the vocabulary.
     steps = int(np.ceil(gamma * maps.sizes.mean()))
     behind = min(gamma + maps.pieces.shape[1], _small_model.CATCH_UP)
-    table, sizes = _table(vocabularies[1], model.vocab_size)
+    table, sizes = _table(pair[1], model.vocab_size)
     reader = Reader(model, maps, steps, behind)
-    setup = _Setup(reader, gamma, steps, trie(vocabularies[0], size, BYTES), table, sizes)
+    setup = _Setup(reader, gamma, steps, trie(pair[0], size, BYTES), table, sizes)
     return Drafter(
         init_params=Bound(_small_model.init_params, "draft_model", params),
         init=Bound(draft_text.init, reader, nodes=gamma),
