@@ -47,7 +47,6 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Rare,
     Rest,
     Verdict,
 )
@@ -128,12 +127,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         history=parts[0].history,
         adaptive=plan.controller is not None,
         gaps=False,
-        rare=Rare(
-            merges=len(parts),
-            rest=_rest(parts),
-            check_rows=parts[0].rare.check_rows,
-            lengths=parts[0].rare.lengths,
-        ),
+        rare=parts[0].rare._replace(merges=len(parts), rest=_rest(parts), sizes=()),
     )
 
 

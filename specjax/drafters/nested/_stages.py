@@ -166,22 +166,14 @@ def _with_name(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
 def inside(name: str, target: LM, stages: Stages | None, **keys: Any) -> Drafter:
     """The drafter inside ``name``: that of ``stages``; None: ``prompt_lookup`` with these keys.
 
-    Raises UserError for a drafter that cannot be inside.
-    """
-    if stages is None:
-        stages = [drafters.make("prompt_lookup", target, **keys)]
-    [stage] = build(target, stages, gaps=True)
-    return allowed(name, stage)
-
-
-def allowed(name: str, drafter: Drafter) -> Drafter:
-    """``drafter``, for drafts inside the drafter ``name``.
-
     Its ``init`` raises UserError if it reads the target's weights or its cache, or if its
     controller learns.
 
     Raises UserError for a drafter that reads the model's output, or must take part in every round.
     """
+    if stages is None:
+        stages = [drafters.make("prompt_lookup", target, **keys)]
+    [drafter] = build(target, stages, gaps=True)
     if drafter.features or drafter.taps:
         raise UserError(
             f"{name}: {drafter.name} reads the output of the model that it drafts for, and the "

@@ -11,7 +11,7 @@ value. The noise of an inner round is ``RowKeys.inner`` of its number.
 No cache is written while the inner rounds run. ``settle`` commits what the outer target accepted.
 The parts of the inner drafter's state that are no overlays return to what they were before the
 inner text; so an inner drafter must not need the model's outputs, must be able to miss rounds, and
-learns nothing from inner verdicts (``_stages.allowed``).
+learns nothing from inner verdicts (``_stages.inside``).
 """
 
 from __future__ import annotations
@@ -169,9 +169,8 @@ def _scored(
         fed = jnp.max(tree.fed_nodes(draft, state.done)) + 1
         index = jnp.searchsorted(jnp.asarray(sizes), fed)
         out, block = jax.lax.switch(index, [Bound(score, width) for width in sizes])
-    return Scored(
-        out._replace(logits=outcome.mapped(state, draft, out.logits, for_draft=True)), block
-    )
+    logits = outcome.mapped(state, draft, out.logits, for_draft=True)
+    return Scored(out._replace(logits=logits), block)
 
 
 def _places(draft: Draft, info: StepInfo) -> Array:
@@ -330,27 +329,19 @@ def own_cache(
     ``rooms``: for each system that it drafts inside, the outermost one first, the places of the
     overlay that this system puts on the cache.
     """
-    models = [model]
+    init, outermost = Bound(_begin, model, params, tuple(rooms)), model
     for _ in rooms:
-        models.append(overlay.overlay(models[-1]))
-
-    init = Bound(_begin, tuple(models), params, tuple(rooms))
-    return Inner(models[-1], params, _same_view, init, Bound(_commit, models[-1]))
+        outermost = overlay.overlay(outermost)
+    return Inner(outermost, params, _same_view, init, Bound(_commit, outermost))
 
 
 def _begin(
-    models: tuple[LM, ...],
-    params: Callable[[ModelParams], Params],
-    rooms: tuple[int, ...],
-    given: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    model: LM, params: Callable, rooms: tuple, given: Any, context: Context, _: Any, slots: int
 ) -> Any:
     own = params(given)
-    cache = _small_model.fed(models[0], own, context, slots + sum(rooms))
-    for lower, room in zip(models, rooms, strict=False):
-        cache = overlay.open_on(lower, own, cache, room)
+    cache = _small_model.fed(model, own, context, slots + sum(rooms))
+    for room in rooms:
+        cache, model = overlay.open_on(model, own, cache, room), overlay.overlay(model)
     return cache
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import declare, tree
+from specjax.accept.verdict import parents as parents_of
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _limited
@@ -103,6 +104,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     stages = tuple(_stages.with_params(stage, index) for index, stage in enumerate(stages))
     settings = Settings(target.vocab_size, stages, _siblings(stages), keys.least, decay)
     learn = Bound(_learn, settings) if any(stage.rare.learn for stage in stages) else None
+    check_rows = _limited.check_rows(stage.rare for stage in stages)
     return Drafter(
         init_params=Bound(_init_params, settings),
         init=Bound(_init, settings),
@@ -116,11 +118,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         taps=_stages.taps(stages),
         history=keys.least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
-        rare=Rare(
-            learn=learn,
-            check_rows=_limited.check_rows(stage.rare for stage in stages),
-            lengths=_lengths(stages),
-        ),
+        rare=Rare(learn=learn, check_rows=check_rows, lengths=_lengths(stages)),
     )
 
 
@@ -205,11 +203,10 @@ def _merge(settings: Settings, drafts: Sequence[Draft], winner: Array) -> Draft:
     merged, finite = None, jnp.ones((batch,), bool)
     fed = jnp.zeros((batch,), jnp.int32)
     for index, (draft, probs) in enumerate(zip(drafts, every, strict=True)):
-        mine, above = winner == index, draft.parents
-        if above is None:
-            above = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]) - 1, draft.tokens.shape)
+        mine = winner == index
         # The parent of a node that pads a draft is -1.
-        own = tree.sized((draft.tokens, draft.valid, above + 1, probs), settings.nodes)
+        own = draft.tokens, draft.valid, parents_of(draft) + 1, probs
+        own = tree.sized(own, settings.nodes)
         merged = jax.tree.map(jnp.zeros_like, own) if merged is None else merged
         merged = tree.where_rows(mine, own, merged)
         if draft.finite is not None:
@@ -255,13 +252,10 @@ def _part_of(
         parents = jnp.full_like(draft.tokens, -1)
     nodes = _sized(Draft(draft.tokens, draft.valid, parents, draft.probs), n, stage.whole)
     own_draft = nodes.replace(finite=draft.finite, depth=stage.depth)
-    own_verdict = Verdict(
-        jnp.where(keep, verdict.tokens[:, : m + 1], -1),
-        jnp.where(won, verdict.count, 0),
-        jnp.where(keep, verdict.path[:, :m], -1),
-    )
-    whole = stage.whole and stage.features
-    own_out = Output(*_sized(tuple(target_out), n + 1, whole))
+    tokens = jnp.where(keep, verdict.tokens[:, : m + 1], -1)
+    count = jnp.where(won, verdict.count, 0)
+    own_verdict = Verdict(tokens, count, jnp.where(keep, verdict.path[:, :m], -1))
+    own_out = Output(*_sized(tuple(target_out), n + 1, stage.whole and stage.features))
     return own_draft, own_verdict, own_out
 
 

@@ -52,11 +52,12 @@ NOISE = 1e-2
 LAST = {"attention": "o", "mlp": "down"}
 
 
-def _times(value: Any) -> Any:
-    """Numbers of a text with commas. Raises UserError."""
+def _times(value: Any) -> tuple[float, ...]:
+    """The numbers of the key ``verify``, or of its text. Raises UserError."""
     try:
-        return tuple(map(float, value.split(","))) if isinstance(value, str) and value else value
-    except ValueError:
+        parts = value.split(",") if isinstance(value, str) and value else value
+        return tuple(map(float, parts))
+    except (TypeError, ValueError):
         raise UserError(f"verify is {value!r}; give times in steps, as in '1,1.1,1.2'") from None
 
 
