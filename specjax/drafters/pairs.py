@@ -65,13 +65,11 @@ def in_size(model: LM, size: int) -> LM:
     """
     if model.vocab_size == size:
         return model
-    more = max(size - model.vocab_size, 0)
-
-    return with_logits(model, size, Bound(_sized, size, more))
+    return with_logits(model, size, Bound(_sized, size))
 
 
-def _sized(size: int, more: int, logits: Array) -> Array:
-    ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
+def _sized(size: int, logits: Array) -> Array:
+    ends = [(0, 0)] * (logits.ndim - 1) + [(0, max(size - logits.shape[-1], 0))]
     return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
 
 

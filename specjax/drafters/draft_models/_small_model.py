@@ -87,7 +87,6 @@ def make(
     keys: DraftKeys,
     tree: Topology | str,
     siblings: str = "iid",
-    translates: bool = False,
     loaded: tuple[LM, Params] | None = None,
 ) -> Drafter:
     """The drafter ``name`` with the model of the keys, or with one that was ``loaded``.
@@ -96,7 +95,7 @@ def make(
 
     Raises UserError.
     """
-    model, params = loaded or load(target, keys.model, keys.params, translates)
+    model, params = loaded or load(target, keys.model, keys.params)
     plan = growth.read(Method(name, tree, siblings, target.vocab_size), keys)
     forecasts = _foresee.of_text(Bound(logits_of, model), Bound(both, target, model), plan)
     training = Training(model=model, **forecasts)

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -391,10 +392,7 @@ def _together(
     outputs = [x]
     for index, layer in enumerate(module.layers):
         read, angle, own = _projected(pass_, index, x, angles)
-        parts = _parts(pass_, index, view)
-        if known is not None:
-            k, v = (each[index].swapaxes(1, 2) for each in known)
-            parts.insert(0, Part(k, v, view.block, guarded=True))
+        parts = _parts(pass_, index, view, known and [each[index] for each in known])
         x = _layer(layer, x, read, angle, parts, own if pass_.config.own else None)
         outputs.append(x)
     memory = _mixture(pass_, outputs)
@@ -409,7 +407,7 @@ def _parallel(
     """T tokens of a plain decoder: a layer's keys and values come from its input."""
     size, places = tokens.shape[1], view.block.shape[2]
     itself = jnp.arange(places) == places - size + jnp.arange(size)[:, None]
-    visible = view.block | itself
+    view = view._replace(block=view.block | itself)
     angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
 
     def one(index: int, x: Array) -> tuple[Array, Array, Array]:
@@ -417,8 +415,7 @@ def _parallel(
         every = pair
         if before is not None:
             every = tuple(tree.join(e[index], n) for e, n in zip(before, pair, strict=True))
-        keys, values = (each.swapaxes(1, 2) for each in every)
-        parts = [Part(keys, values, visible, guarded=True), *_parts(pass_, index, view)]
+        parts = _parts(pass_, index, view, every)
         return _layer(pass_.module.layers[index], x, read, angle, parts, None), *pair
 
     outputs, keys, values = [], [], []
@@ -432,11 +429,17 @@ def _parallel(
     return Computed(pass_.module.norm(x), taps, tuple(keys), tuple(values))
 
 
-def _parts(pass_: SpirePass, index: int, view: _View) -> list[Part]:
-    """The committed slots of a layer, if there are any."""
-    if not pass_.cache.slots:
-        return []
-    return [Part(pass_.cache.k[index], pass_.cache.v[index], view.slots)]
+def _parts(pass_: SpirePass, index: int, view: _View, block: Sequence[Array] | None) -> list[Part]:
+    """The block of a layer, and its committed slots, if there are any.
+
+    ``block`` are keys and values [B,n,H,D]; None: there is none.
+    """
+    cache = pass_.cache
+    parts = [Part(cache.k[index], cache.v[index], view.slots)] if cache.slots else []
+    if block is None:
+        return parts
+    keys, values = (each.swapaxes(1, 2) for each in block)
+    return [Part(keys, values, view.block, guarded=True), *parts]
 
 
 def _layer(layer: Block, x, read, angle, parts: list[Part], own) -> Array:
@@ -580,12 +583,11 @@ def read_config(path: Path) -> SpireConfig:
             f"{path} is no SPIRe draft model; give one that configs/spire.py trained, or another "
             "drafter (draft_model takes plain decoders)"
         )
-    missing = [key for key in (*_KEYS, "decoder") if key not in raw]
-    if missing or not isinstance(raw["decoder"], dict):
-        wrong = missing[0] if missing else "decoder"
+    missing = [key for key in _KEYS if key not in raw]
+    if missing or not isinstance(raw.get("decoder"), dict):
+        wrong = [*missing, "decoder"][0]
         raise UserError(f"{file} has no {wrong}; train the model again, or copy it again")
-    own = {key: raw[key] for key in _KEYS}
-    config = SpireConfig(translated(file, raw["decoder"], config_from_hf), **own)
+    config = SpireConfig(translated(file, raw["decoder"], config_from_hf), *map(raw.get, _KEYS))
     translated(file, config, check)
     return config
 

@@ -104,8 +104,7 @@ class Keys(declare.Keys):
     )
 
     def check(self) -> None:
-        only = "one inner drafter and got {got}; give one"
-        _stages.check("controlled", self.drafters, only)
+        _stages.check("controlled", self.drafters, "one inner drafter and got {got}; give one")
         if self.length and self.rate is not None:
             raise UserError("controlled takes a rate or a length, not both; leave one of them out")
 

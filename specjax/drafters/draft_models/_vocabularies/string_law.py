@@ -26,6 +26,7 @@ from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Spellings
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.stepper import log_probs
+from specjax.topology.shapes import Topology
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Params
 
 # The most nodes of the tree of spellings.
@@ -75,18 +76,16 @@ def _shape_of(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _begin(setup: _Setup, params: ModelParams, context: Context, kept: Kept) -> Begun:
-    logits, kept, ready = draft_text.begin(setup.reader, params, context, kept)
-    batch, count = logits.shape[0], len(setup.ways.tokens)
-    layout = tree.Layout(
-        jnp.broadcast_to(setup.inside, (batch, count, count)),
-        jnp.broadcast_to(setup.depth, (batch, count)),
-    )
-    after = logits[:, None]
+    begun = draft_text.begin(setup.reader, params, context, kept)
+    batch, count = len(begun.logits), len(setup.ways.tokens)
+    static = setup.inside, setup.depth
+    layout = tree.Layout(*(jnp.broadcast_to(x, (batch, *x.shape)) for x in static))
+    after = begun.logits[:, None]
     if count:
         tokens = jnp.broadcast_to(setup.ways.tokens, (batch, count))
-        out, _ = setup.reader.model.apply(params.draft, tokens, kept.cache, layout)
+        out, _ = setup.reader.model.apply(params.draft, tokens, begun.kept.cache, layout)
         after = jnp.concatenate([after, out.logits], 1)
-    return Begun(weights(setup.ways, after, setup.size), kept, ready=ready)
+    return begun._replace(logits=weights(setup.ways, after, setup.size))
 
 
 def _step(
@@ -145,9 +144,8 @@ def weights(ways: Spellings, logits: Array, size: int) -> Array:
     ``logits`` f[B,N+1,W] after the text, and after each node.
     """
     scores = log_probs(logits)
-    levels = _levels(ways.parents)
     path = jnp.zeros_like(scores[:, :, 0])
-    for level in levels:
+    for level in map(np.array, Topology(tuple(ways.parents)).levels):
         parents = ways.parents[level] + 1
         path = path.at[:, level + 1].set(path[:, parents] + scores[:, parents, ways.tokens[level]])
     each = path[:, ways.sources + 1] + scores[:, ways.sources + 1, ways.last]
@@ -159,9 +157,3 @@ def weights(ways: Spellings, logits: Array, size: int) -> Array:
     # A NaN stays one, and the draft is then reported as not finite.
     none = total == 0
     return jnp.where(none, -jnp.inf, jnp.log(jnp.where(none, 1, total)) + shift)
-
-
-def _levels(parents: np.ndarray) -> list[np.ndarray]:
-    """The nodes of each depth."""
-    depth = _shape_of(parents)[1]
-    return [np.flatnonzero(depth == d) for d in range(depth.max(initial=-1) + 1)]

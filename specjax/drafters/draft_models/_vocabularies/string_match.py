@@ -24,6 +24,7 @@ from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Trie, trie
+from specjax.drafters.growth import Begun
 from specjax.models.token_bytes import TokenBytes
 from specjax.rng import RowKeys
 from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams
@@ -93,27 +94,28 @@ def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, kept: Kept
 ) -> tuple[Draft, Kept]:
-    logits, kept, ready = draft_text.begin(setup.reader, params, context, kept)
-    written = _write(setup, params, kept, logits, ready)
+    begun = draft_text.begin(setup.reader, params, context, kept)
+    written = _write(setup, params, begun)
     tokens, valid = cut(setup.trie, written.text, written.size, setup.gamma)
-    return Draft(tokens, valid, finite=written.finite), kept
+    return Draft(tokens, valid, finite=written.finite), begun.kept
 
 
-def _write(
-    setup: _Setup, params: ModelParams, kept: Kept, logits: Array, ready: Array | None
-) -> _Written:
+def _write(setup: _Setup, params: ModelParams, begun: Begun) -> _Written:
     """The draft model's own continuation: its most probable tokens."""
-    batch, room = logits.shape[0], setup.steps * setup.bytes.shape[1]
+    kept, batch, room = begun.kept, len(begun.logits), setup.steps * setup.bytes.shape[1]
     every = jnp.ones((batch,), bool)
     none = jnp.zeros((batch,), jnp.int32)
     start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, every, every)
-    if ready is not None:
-        start = start.replace(going=ready)
-    first = _appended(setup, start, logits)
+    if begun.ready is not None:
+        start = start.replace(going=begun.ready)
+    first = _appended(setup, start, begun.logits)
     if setup.steps == 1:
         return first
     one = Bound(_one, setup, params, kept)
-    block = _room(setup, params, kept)
+    # A block with room for all tokens of a draft but the last.
+    token = jnp.zeros((batch, 1), jnp.int32)
+    like = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
+    block = growth.room(like, setup.steps - 1)
 
     # The last token is not read.
     def running(carry: tuple) -> Array:
@@ -146,13 +148,6 @@ def _one(
     out, own = apply(params.draft, token[:, None], kept.cache, layout, block)
     more = _appended(setup, written, out.logits[:, 0])
     return index + 1, more, tree.put(block, own, index)
-
-
-def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
-    """A block with room for all tokens of a draft but the last."""
-    token = jnp.zeros((len(kept.cache.length), 1), jnp.int32)
-    shapes = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
-    return growth.room(shapes, setup.steps - 1)
 
 
 def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array]:
