@@ -129,12 +129,10 @@ def build(
     if stepper is None:
         read, step = Bound(_read, model, behind), Bound(_step, model)
         stepper = Stepper(read, step, commit=Bound(commit, model), commits_block=True)
-    stepper = stepper._replace(
-        init=Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
-        begin=Bound(_begin, model, behind, stepper.begin) if lazy else stepper.begin,
-        looped=True,
-        lazy=lazy,
-    )
+    if lazy:
+        stepper = stepper._replace(begin=Bound(_begin, model, behind, stepper.begin))
+    start = Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy))
+    stepper = stepper._replace(init=start, looped=True, lazy=lazy)
     own = Bound(init_params, name, params)
     more = {"probs": along, "training": training, "gaps": gaps}
     drafter = growth.build(name, stepper, plan, own, **more)

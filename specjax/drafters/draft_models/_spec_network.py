@@ -158,15 +158,9 @@ def logits(
 
 
 def _merge(net: Net, params: ModelParams) -> SpecNetwork:
-    flat = flatten_dict(params.draft)
-    numbered = {tuple(map(_number, path)): leaf for path, leaf in flat.items()}
-    return MODULE.merge(net.shape, unflatten_dict(numbered), net.dtype)
+    return MODULE.merge(net.shape, params.draft, net.dtype)
 
 
 def _named(params: Params) -> dict[tuple[str, ...], Any]:
     """The leaves by their paths; the numbers of layers are strings, as in the files of heads."""
     return {tuple(map(str, path)): leaf for path, leaf in flatten_dict(params).items()}
-
-
-def _number(part: str) -> str | int:
-    return int(part) if part.isdecimal() else part

@@ -162,9 +162,7 @@ def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
     """The models of the key ``models``, one entry each. Raises UserError for an empty list."""
-    entries: Any = (
-        [part.strip() for part in models.split(",")] if isinstance(models, str) else models
-    )
+    entries: Any = [*map(str.strip, models.split(","))] if isinstance(models, str) else models
     several = isinstance(entries, Sequence) and not isinstance(entries, LM)  # an LM is a tuple
     if not several or not all(isinstance(each, LM | str | os.PathLike) for each in entries):
         raise UserError(

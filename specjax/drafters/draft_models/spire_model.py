@@ -159,11 +159,8 @@ def commit(
     def put(buffer: Array, new: Array) -> Array:
         return kv.write_at(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
 
-    return cache.replace(
-        k=tuple(map(put, cache.k, kept.k)),
-        v=tuple(map(put, cache.v, kept.v)),
-        length=cache.length + count,
-    )
+    k, v = jax.tree.map(put, (cache.k, cache.v), (kept.k, kept.v))
+    return cache.replace(k=k, v=v, length=cache.length + count)
 
 
 def _slots(cache: SparseCache, start: Array, count: Array, size: int) -> Array:
@@ -418,15 +415,14 @@ def _parallel(
         parts = _parts(pass_, index, view, every)
         return _layer(pass_.module.layers[index], x, read, angle, parts, None), *pair
 
-    outputs, keys, values = [], [], []
+    done = []
     for index in range(len(pass_.module.layers)):
         call = Bound(one, index)
-        x, k, v = (jax.checkpoint(call) if pass_.remat else call)(x)
-        outputs.append(x)
-        keys.append(k)
-        values.append(v)
+        done.append((jax.checkpoint(call) if pass_.remat else call)(x))
+        x = done[-1][0]
+    outputs, keys, values = zip(*done, strict=True)
     taps = tuple(outputs[tap] for tap in pass_.taps)
-    return Computed(pass_.module.norm(x), taps, tuple(keys), tuple(values))
+    return Computed(pass_.module.norm(x), taps, keys, values)
 
 
 def _parts(pass_: SpirePass, index: int, view: _View, block: Sequence[Array] | None) -> list[Part]:

@@ -145,8 +145,7 @@ def _propose(
     row: Row, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
     states, parts, text = [], [], context
-    for index, system in enumerate(row.systems):
-        old = state.systems[index]
+    for index, (system, old) in enumerate(zip(row.systems, state.systems, strict=True)):
         drawn, _, new = _system.draw(system, params, keys.inner(index), text, old)
         parts.append(drawn)
         states.append(new)

@@ -239,11 +239,9 @@ def init(
     inner = system.drafter.init(below, context, nothing, inner_slots)
     kept = reader.init(params, context, target_out, slots + system.room)
 
-    def block() -> Any:
-        return _open(system, params, context, kept)[0].block
-
     zero = jnp.zeros_like(context.length)
-    return State(kept, inner, tree.zeros(block), zero, zero, context.length)
+    block = tree.zeros(lambda: _open(system, params, context, kept)[0].block)
+    return State(kept, inner, block, zero, zero, context.length)
 
 
 def draw(
@@ -256,7 +254,11 @@ def draw(
     """
     cache, kept = _open(system, params, context, state.kept)
     begin = cache.base.length
-    cache = _caught_up(system, params, context, cache)
+    # Of the tokens before the pending one, those that the overlay does not have yet.
+    if width := min(system.lag, CHUNK):
+        model, own = overlay.overlay(system.reader.model), system.reader.params(params)
+        last = context.length - 1
+        cache = _small_model.catch_up(model, width, own, context.tokens, last, cache)
     end = run(system, params, keys, context, cache, state.inner)
     place = context.length[:, None] + jnp.arange(system.gamma)
     tokens = jnp.take_along_axis(end.state.tokens, place, axis=1)
@@ -308,17 +310,6 @@ def _open(
     reader = system.reader
     cache, kept = reader.view(params, context, kept)
     return overlay.open_on(reader.model, reader.params(params), cache, system.room), kept
-
-
-def _caught_up(
-    system: System, params: ModelParams, context: Context, cache: overlay.OverlayCache
-) -> overlay.OverlayCache:
-    """The overlay after it was fed all tokens before the pending one that it does not have yet."""
-    width = min(system.lag, CHUNK)
-    if not width:
-        return cache
-    model, own = overlay.overlay(system.reader.model), system.reader.params(params)
-    return _small_model.catch_up(model, width, own, context.tokens, context.length - 1, cache)
 
 
 def own_cache(

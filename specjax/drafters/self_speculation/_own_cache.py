@@ -64,14 +64,8 @@ def build(
 
     Raises UserError for drafts longer than a sliding window of the model.
     """
-    stepper = Stepper(
-        init=inner.init,
-        begin=Bound(_begin, name, inner),
-        step=Bound(_step, inner),
-        commit=inner.commit,
-        looped=True,
-        lends_block=inner.lower is not None,
-    )
+    functions = Bound(_begin, name, inner), Bound(_step, inner), inner.init, inner.commit
+    stepper = Stepper(*functions, looped=True, lends_block=inner.lower is not None)
     more = {"features": inner.features, "gaps": True} | more
     drafter = growth.build(name, stepper, plan, init_params, **more)
     check_window(inner.model, drafter)

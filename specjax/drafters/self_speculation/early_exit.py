@@ -208,18 +208,14 @@ def _check_reuse(target: LM, plan: Plan) -> None:
 
 def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
     """Forecasts, and with parameters how they are trained."""
-    if exit_.shape.kind != NONE:
-        target = target.with_taps(exit_.taps)
-    logits, both = Bound(logits_of, exit_), Bound(both_logits, exit_, target)
     whole = exit_.shape.kind == NONE
-    forecasts = _foresee.of_text(logits, both, plan)
+    target = target if whole else target.with_taps(exit_.taps)
+    forecasts = _foresee.of_text(Bound(logits_of, exit_), Bound(both_logits, exit_, target), plan)
     training = Training(**forecasts, facts=exit_.facts, reads_tokens=whole)
     if not exit_.shape.trained:
         return training
-    return training._replace(
-        loss=Bound(loss, exit_, target, ce=0.0, teacher=1.0),
-        start=Bound(_exit_adapter.start, exit_, target),
-    )
+    own = Bound(loss, exit_, target, ce=0.0, teacher=1.0)
+    return training._replace(loss=own, start=Bound(_exit_adapter.start, exit_, target))
 
 
 def acceptance_by_layer(

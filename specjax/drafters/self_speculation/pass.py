@@ -58,8 +58,6 @@ from specjax.types import (
     Params,
     Training,
     Verdict,
-    no_state,
-    same_state,
 )
 
 REFERENCE = "monea2023pass"
@@ -160,13 +158,11 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
             f"control is {plan.controller.name!r}, and pass feeds as many nodes in every round "
             "with one call; give calls=2, or another controller"
         )
-    stepper = Stepper(
-        init=Bound(_init, setup) if one else no_state,
-        begin=Bound(_begin_behind if one else _begin_with_pass, setup),
-        step=growth.step_at_depth,
-        commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
-        independent=True,
-    )
+    functions = Bound(_begin_with_pass, setup), growth.step_at_depth
+    if one:
+        commit = Bound(_commit, setup, plan.growth.nodes)
+        functions = Bound(_begin_behind, setup), growth.step_at_depth, Bound(_init, setup), commit
+    stepper = Stepper(*functions, independent=True)
     training = Training(
         loss=Bound(loss, setup),
         start=Bound(_start, setup),

@@ -253,10 +253,9 @@ def library() -> Any:
 
 def _skips(chosen: Sequence[int], layers: int) -> Skips:
     """The set of these numbers: attentions are 0 to L - 1, feed-forward parts L to 2 L - 1."""
-    return Skips(
-        tuple(sorted(int(i) for i in chosen if i < layers)),
-        tuple(sorted(int(i) - layers for i in chosen if i >= layers)),
-    )
+    attention = sorted(int(i) for i in chosen if i < layers)
+    mlp = sorted(int(i) - layers for i in chosen if i >= layers)
+    return Skips(tuple(attention), tuple(mlp))
 
 
 def _by_harm(done: Sequence[Trial], layers: int) -> list[int]:
@@ -276,13 +275,9 @@ def _suggested(layers: int, done: Sequence[Trial], seed: int) -> Skips:
     """
     package = library()
     names = [f"x{i:04d}" for i in range(2 * layers)]
-    optimiser = package.BayesianOptimization(
-        f=None,
-        pbounds=dict.fromkeys(names, (0.0, 1.0)),
-        random_state=seed,
-        verbose=0,
-        allow_duplicate_points=True,
-    )
+    bounds = dict.fromkeys(names, (0.0, 1.0))
+    options = {"random_state": seed, "verbose": 0, "allow_duplicate_points": True}
+    optimiser = package.BayesianOptimization(f=None, pbounds=bounds, **options)
     optimiser.set_gp_params(alpha=NOISE)
     # Of equal sets only the last: their values are equal.
     values = {trial.skips: trial.value for trial in done}

@@ -78,9 +78,8 @@ def build(
     ``one_pass``: whether the last pass of ``begin`` takes all tokens that a round can add.
     """
     own = Bound(_small_model.init_params, "draft_model", params)
-    stepper = stepper._replace(
-        init=Bound(init, reader, nodes=plan.growth.nodes), looped=True, lazy=True
-    )
+    start = Bound(init, reader, nodes=plan.growth.nodes)
+    stepper = stepper._replace(init=start, looped=True, lazy=True)
     drafter = growth.build("draft_model", stepper, plan, own, probs=probs, gaps=True)
     whole, constant = drafter.whole and not reader.bounded, drafter.constant_cost and one_pass
     return drafter._replace(whole=whole, constant_cost=constant)

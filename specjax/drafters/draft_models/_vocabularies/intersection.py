@@ -29,12 +29,8 @@ def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Draf
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
     reader = Reader(model, maps, plan.growth.nodes, behind)
-    stepper = Stepper(
-        begin=Bound(draft_text.begin, reader),
-        step=Bound(_step, reader),
-        commit=Bound(_commit, reader),
-        commits_block=True,
-    )
+    begin, step, commit = (Bound(each, reader) for each in (draft_text.begin, _step, _commit))
+    stepper = Stepper(begin, step, commit=commit, commits_block=True)
     # Where a text can be too long for the room, the probs depend on the room.
     along = None if reader.bounded else Bound(_probs, reader)
     # The first draft tokens of a long token of the target are read by a pass of their own.

@@ -82,8 +82,7 @@ def build(
 @functools.lru_cache(maxsize=8)
 def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of each draft token, i32[W,L], and their number, i32[W]; 0 if it has too many."""
-    tokens = [data or b"" for data in vocabulary.tokens[:width]]
-    tokens = [data if len(data) <= BYTES else b"" for data in tokens]
+    tokens = [data if data and len(data) <= BYTES else b"" for data in vocabulary.tokens[:width]]
     tokens += [b""] * (width - len(tokens))
     table = np.zeros((width, max(1, *map(len, tokens))), np.int32)
     for token, data in enumerate(tokens):
