@@ -52,14 +52,8 @@ PIECE = 32
 # The share of the rate of glancing that is gone at the end.
 FALL = 0.4
 # Our key -> the field of ``T5Config``.
-_FIELDS = {
-    "width": "hidden_size",
-    "inner": "intermediate_size",
-    "heads": "num_heads",
-    "head_dim": "head_dim",
-    "layers": "num_layers",
-    "encoder_layers": "encoder_layers",
-}
+_FIELDS = {"width": "hidden_size", "inner": "intermediate_size", "heads": "num_heads"}
+_FIELDS |= {"head_dim": "head_dim", "layers": "num_layers", "encoder_layers": "encoder_layers"}
 
 
 class Keys(StoredKeys):

@@ -110,23 +110,16 @@ def make(target: LM, keys: Keys) -> Drafter:
         for i, each in enumerate(loaded)
     ]
     setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
-    return Drafter(
+    return parts[0]._replace(
         init_params=Bound(_init_params, setup),
         init=Bound(_init, setup),
         propose=Bound(_propose, setup),
         update=Bound(_update, setup),
         nodes=shape.nodes * len(parts),
-        name="specinfer",
         # With several models the distribution of a draft token depends on its node, not on the
         # prefix alone.
         probs=parts[0].probs if len(parts) == 1 else None,
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
-        depth=shape.depth,
-        constant_cost=plan.controller is None,
-        whole=plan.controller is None,
-        history=parts[0].history,
-        adaptive=plan.controller is not None,
-        gaps=False,
         rare=parts[0].rare._replace(merges=len(parts), rest=_rest(parts), sizes=()),
     )
 

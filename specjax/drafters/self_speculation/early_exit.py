@@ -184,16 +184,11 @@ def make(target: LM, keys: Keys) -> Drafter:
     plan = growth.read(method, keys)
     if keys.reuse:
         _check_reuse(target, plan)
-    drafter = _own_cache.build(
-        "early_exit",
-        _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse),
-        plan,
-        init_params=given.init_params("early_exit"),
-        gaps=exit_.shape.kind != _exit_adapter.LAYER,
-        probs=Bound(probs, exit_),
-        training=_training(target, exit_, plan),
-    )
-    return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
+    inner, kind = _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse), exit_.shape.kind
+    own, training = given.init_params("early_exit"), _training(target, exit_, plan)
+    more = {"gaps": kind != LAYER, "probs": Bound(probs, exit_), "training": training}
+    drafter = _own_cache.build("early_exit", inner, plan, own, **more)
+    return drafter._replace(taps=() if kind == NONE else exit_.taps)
 
 
 def _check_reuse(target: LM, plan: Plan) -> None:

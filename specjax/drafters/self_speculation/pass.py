@@ -163,11 +163,9 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
         commit = Bound(_commit, setup, plan.growth.nodes)
         functions = Bound(_begin_behind, setup), growth.step_at_depth, Bound(_init, setup), commit
     stepper = Stepper(*functions, independent=True)
+    forecasts = _foresee.forecasts(Bound(_along, setup), plan, before=2 - setup.calls, ranked=depth)
     training = Training(
-        loss=Bound(loss, setup),
-        start=Bound(_start, setup),
-        **_foresee.forecasts(Bound(_along, setup), plan, before=2 - setup.calls, ranked=depth),
-        reads_tokens=True,
+        loss=Bound(loss, setup), start=Bound(_start, setup), reads_tokens=True, **forecasts
     )
     more = {"training": training, "features": one, "gaps": not one}
     drafter = growth.build("pass", stepper, plan, given.init_params("pass"), **more)

@@ -173,23 +173,15 @@ def _tokens_per_second(
     own = {"skip_attention": skips.attention, "skip_mlp": skips.mlp}
     drafter = drafters.make("layer_skip", target.lm, gamma=gamma, **own)
     params, rule = ModelParams(target.params), accept.load("chain")
-    seconds = tokens = 0.0
+    how, seconds, tokens = sampling.make_sampling(1, settings.temperature), 0.0, 0.0
     width = max(len(trace.prompt) for trace in traces)
     new = max(len(trace.output) for trace in traces)
     for turn in range(2):  # the first one compiles
         for number_, trace in enumerate(traces):
             packed, lengths = decode.pack_prompts([trace.prompt], width)
-            state = decode.prefill(
-                target.lm,
-                drafter,
-                params,
-                packed,
-                lengths,
-                rng.row_keys(settings.seed, [number_]),
-                max_len=width + new,
-                limit=lengths + len(trace.output),
-                sampling=sampling.make_sampling(1, settings.temperature),
-            )
+            row = packed, lengths, rng.row_keys(settings.seed, [number_])
+            more = {"limit": lengths + len(trace.output), "max_len": width + new, "sampling": how}
+            state = decode.prefill(target.lm, drafter, params, *row, **more)
             began = time.perf_counter()
             state, _ = decode.generate(target.lm, drafter, rule, params, state, max_steps=new)
             jax.block_until_ready(state.tokens)

@@ -129,9 +129,8 @@ def _layout(setup: _Setup, earlier: Array, size: Array, pieces: int) -> tree.Lay
     chain = np.concatenate([np.ones((pieces, old), bool), np.tri(pieces, dtype=bool)], 1)
     # A row of the mask must not be empty: an unused place attends to itself; nothing reads it.
     itself = np.concatenate([np.zeros((pieces, old), bool), np.eye(pieces, dtype=bool)], 1)
-    first = jnp.concatenate(
-        [filled[:, None] & chain | itself, jnp.zeros((batch, pieces, count), bool)], 2
-    )
+    own = filled[:, None] & chain | itself
+    first = jnp.concatenate([own, jnp.zeros((batch, pieces, count), bool)], 2)
     seen = jnp.broadcast_to(filled[:, None], (batch, count, filled.shape[1]))
     inside = jnp.broadcast_to(setup.inside, (batch, count, count))
     second = jnp.concatenate([seen, inside], 2)
