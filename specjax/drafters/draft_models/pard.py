@@ -39,10 +39,7 @@ from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Train
 REFERENCE = "an2025pard"
 
 # Name of a target -> a draft model for it on the Hub.
-RELEASED = {
-    "Llama-3.1-8B-Instruct": "amd/PARD-Llama-3.2-1B",
-    "Qwen3-8B": "amd/PARD-Qwen3-0.6B",
-}
+RELEASED = {"Llama-3.1-8B-Instruct": "amd/PARD-Llama-3.2-1B", "Qwen3-8B": "amd/PARD-Qwen3-0.6B"}
 
 NAME, GAMMA = "pard", 5
 # Keys of config.json: the mask (released models may name it otherwise), and how many

@@ -135,10 +135,8 @@ def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
     else:
         base = dataclasses.replace(base, num_layers=LAYERS)
     fields = {own: getattr(keys, key) or getattr(base, own) for key, own in _FIELDS.items()}
-    own = dataclasses.replace(
-        base, **fields, num_kv_heads=fields["num_heads"], start_token_id=target.start_token_id
-    )
-    return Shape(own, keys.block or BLOCK)
+    fields |= {"num_kv_heads": fields["num_heads"], "start_token_id": target.start_token_id}
+    return Shape(dataclasses.replace(base, **fields), keys.block or BLOCK)
 
 
 def _init(net: Net, params: ModelParams, context: Context, *_: Any) -> Source:

@@ -105,10 +105,8 @@ def make(target: LM, keys: Keys) -> Drafter:
     shape = shapes.check(shape.parents, target.vocab_size)
     plan = Plan(Fixed(shape, "iid"), controllers.parse(keys.control))
     loaded = _small_model.load_all(target, models, keys.params)
-    parts = [
-        _stages.with_params(_small_model.build("specinfer", *each, plan, behind=behind), i)
-        for i, each in enumerate(loaded)
-    ]
+    built = (_small_model.build("specinfer", *each, plan, behind=behind) for each in loaded)
+    parts = [_stages.with_params(part, i) for i, part in enumerate(built)]
     setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
     return parts[0]._replace(
         init_params=Bound(_init_params, setup),
@@ -185,10 +183,8 @@ def _init(
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
-    pairs = [
-        part.propose(params, keys.inner(i), context, own)
-        for i, (part, own) in enumerate(_each(setup.parts, state))
-    ]
+    every = enumerate(_each(setup.parts, state))
+    pairs = [part.propose(params, keys.inner(i), context, own) for i, (part, own) in every]
     drafts, parts = zip(*pairs, strict=True)
     draft = drafts[0] if len(drafts) == 1 else _merge(drafts, setup.shape)
     if not setup.mixed:
@@ -264,9 +260,7 @@ def shuffled(keys: RowKeys, draft: Draft, levels: Sequence[Sequence[int]]) -> tu
     above = jnp.take_along_axis(draft.parents, order, 1)
     place = jnp.argsort(order, 1).astype(jnp.int32)
     parents = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
-    probs = draft.probs
-    if probs is not None:
-        probs = jnp.take_along_axis(probs, order[..., None], 1)
+    probs = jax.tree.map(lambda x: jnp.take_along_axis(x, order[..., None], 1), draft.probs)
     tokens, valid = (jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid))
     parents = jnp.where(above < 0, -1, parents)
     return draft.replace(tokens=tokens, valid=valid, parents=parents, probs=probs), order

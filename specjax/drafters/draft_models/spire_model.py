@@ -225,9 +225,8 @@ def attend(q: Array, rule: Scores, parts: list[Part], own: tuple[Array, Array] |
 
 def _scores(q: Array, rule: Scores, part: Part, wide) -> Array:
     """[B,H,G,T,n]."""
-    products = jnp.einsum(
-        "bhgtd,bhnd->bhgtn", q, part.keys.astype(q.dtype), preferred_element_type=wide
-    )
+    keys = part.keys.astype(q.dtype)
+    products = jnp.einsum("bhgtd,bhnd->bhgtn", q, keys, preferred_element_type=wide)
     return jnp.where(part.visible[:, None, None], rule.of(products), jnp.finfo(wide).min)
 
 

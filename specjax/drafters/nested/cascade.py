@@ -242,8 +242,7 @@ def _drafter_of(
         systems.append(System(reader, inner, cascade.rule, gamma, lag + before, before, depth))
         before += gamma
     leaf = None
-    if sizes[-1]:
-        assert cascade.leaf is not None
+    if cascade.leaf is not None and sizes[-1]:
         leaf = _stages.with_params(_row.shortened(cascade.leaf, sizes[-1]), "leaf")
     row = Row(tuple(systems), leaf, cascade.models[0].vocab_size)
     return _row.build("cascade", row, init_params)

@@ -150,10 +150,9 @@ def _siblings(stages: Sequence[Drafter]) -> str:
 
 
 def _init_params(settings: Settings, key):
-    return tuple(
-        stage.init_params(None if key is None else jax.random.fold_in(key, index))
-        for index, stage in enumerate(settings.stages)
-    )
+    numbers = range(len(settings.stages))
+    keys = [None if key is None else jax.random.fold_in(key, number) for number in numbers]
+    return tuple(stage.init_params(own) for stage, own in zip(settings.stages, keys, strict=True))
 
 
 def _init(settings: Settings, params, context, target_out, slots):

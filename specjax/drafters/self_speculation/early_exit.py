@@ -277,10 +277,8 @@ def _of_text(
     return jax.lax.map(one, taps)
 
 
-_ATTENTION = {
-    module: decoder_layers.NAMES[module]
-    for module in ("attention_norm", "attention.q", "attention.k", "attention.v", "attention.o")
-}
+_PARTS = ("attention_norm", "attention.q", "attention.k", "attention.v", "attention.o")
+_ATTENTION = {part: decoder_layers.NAMES[part] for part in _PARTS}
 
 
 class _Files(Codec):

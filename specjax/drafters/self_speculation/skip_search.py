@@ -108,9 +108,8 @@ def search(
     library()
     traces = traces[: settings.texts_used]
     evaluate = _evaluation(target, traces, settings)
-    mark = progress.fingerprint(
-        {"target": target.directory, **vars(settings)}, [[*t.prompt, *t.output] for t in traces]
-    )
+    facts = {"target": target.directory, **vars(settings)}
+    mark = progress.fingerprint(facts, [[*t.prompt, *t.output] for t in traces])
     store = progress.Progress(directory, mark)
     if len(store):
         report(f"continues a search with {len(store)} trials")
@@ -253,9 +252,7 @@ def _skips(chosen: Sequence[int], layers: int) -> Skips:
 def _by_harm(done: Sequence[Trial], layers: int) -> list[int]:
     """All sublayers, first those that cost little acceptance for the weights that they save."""
     nothing, alone = done[0], done[1 : 1 + 2 * layers]
-    harm = [
-        (nothing.alpha - trial.alpha) / max(nothing.cost - trial.cost, 1e-12) for trial in alone
-    ]
+    harm = [(nothing.alpha - t.alpha) / max(nothing.cost - t.cost, 1e-12) for t in alone]
     return [int(i) for i in np.argsort(harm, kind="stable")]
 
 
@@ -275,9 +272,8 @@ def _suggested(layers: int, done: Sequence[Trial], seed: int) -> Skips:
     values = {trial.skips: trial.value for trial in done}
     for skips, value in values.items():
         left = {*skips.attention, *(layers + i for i in skips.mlp)}
-        optimiser.register(
-            params={name: float(i in left) for i, name in enumerate(names)}, target=value
-        )
+        point = {name: float(i in left) for i, name in enumerate(names)}
+        optimiser.register(params=point, target=value)
     suggested = optimiser.suggest()
     chosen = {i for i, name in enumerate(names) if suggested[name] > 0.5}
     return _new(chosen, layers, set(values), np.random.default_rng(seed))
