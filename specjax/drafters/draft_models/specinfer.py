@@ -169,13 +169,11 @@ def _init_params(setup: _Setup, key: Any) -> tuple[Params, ...]:
     return tuple(part.init_params(key) for part in setup.parts)
 
 
-def _init(
-    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
+def _init(setup: _Setup, params: ModelParams, context: Context, out: Output, slots: int) -> State:
     size = setup.shape.nodes * len(setup.parts)
     # As many slots as each model would have alone.
     slots = slots - size + setup.shape.nodes
-    parts = tuple(part.init(params, context, target_out, slots) for part in setup.parts)
+    parts = tuple(part.init(params, context, out, slots) for part in setup.parts)
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(context.length), size))
     return State(parts, every if setup.mixed else None)
 

@@ -248,6 +248,7 @@ def _values(weights: Array, part: Part, dtype) -> Array:
 
 Arrays = tuple[Array, ...]
 Pair = tuple[Array, Array]  # keys and values
+Pairs = tuple[Arrays, Arrays]  # those of each layer, of the places of a block
 
 
 class _View(NamedTuple):
@@ -314,9 +315,7 @@ def _view(pass_: SpirePass, layout: Layout, new: int) -> _View:
     return _View(own, layout.visible & near(every) & others, slots)
 
 
-def _room(
-    pass_: SpirePass, batch: int, size: int, before: tuple[Arrays, Arrays] | None
-) -> tuple[Arrays, Arrays]:
+def _room(pass_: SpirePass, batch: int, size: int, before: Pairs | None) -> Pairs:
     """Keys and values of the block, with places for ``size`` further tokens."""
     decoder, dtype = pass_.config.decoder, pass_.module.embed.embedding[...].dtype
     shape = (batch, size, decoder.num_kv_heads, decoder.head_dim)
@@ -324,14 +323,12 @@ def _room(
     return (empty, empty) if before is None else tree.join(before, (empty, empty))
 
 
-def _in_order(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays]
-) -> Computed:
+def _in_order(pass_: SpirePass, tokens: Array, view: _View, known: Pairs) -> Computed:
     """One token after the other."""
     size = tokens.shape[1]
     fed = known[0][0].shape[1] - size
 
-    def step(known: tuple[Arrays, Arrays], xs: Any) -> tuple[Any, Any]:
+    def step(known: Pairs, xs: Any) -> tuple[Any, Any]:
         number, token, *parts = xs
         one = _View(*(part[:, None] for part in parts))
         done = _together(pass_, token[:, None], one, known)
@@ -364,7 +361,7 @@ def _scan(step: Any, known: Any, xs: Any, remat: bool) -> tuple[Any, Any]:
 
 
 def _by_levels(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays], levels: Array
+    pass_: SpirePass, tokens: Array, view: _View, known: Pairs, levels: Array
 ) -> Computed:
     """All tokens in every pass; after pass n those with fewer than n new ancestors are right."""
     size, places = tokens.shape[1], known[0][0].shape[1]
@@ -379,9 +376,7 @@ def _by_levels(
     return jax.lax.while_loop(more, once, (jnp.zeros((), jnp.int32), known, start))[2]
 
 
-def _together(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays] | None
-) -> Computed:
+def _together(pass_: SpirePass, tokens: Array, view: _View, known: Pairs | None) -> Computed:
     """T tokens at once; ``known`` are keys and values of the places in ``view.block``."""
     module = pass_.module
     angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
@@ -397,9 +392,7 @@ def _together(
     return Computed(module.norm(x), tuple(outputs[tap + 1] for tap in pass_.taps), k, v)
 
 
-def _parallel(
-    pass_: SpirePass, tokens: Array, view: _View, before: tuple[Arrays, Arrays] | None
-) -> Computed:
+def _parallel(pass_: SpirePass, tokens: Array, view: _View, before: Pairs | None) -> Computed:
     """T tokens of a plain decoder: a layer's keys and values come from its input."""
     size, places = tokens.shape[1], view.block.shape[2]
     itself = jnp.arange(places) == places - size + jnp.arange(size)[:, None]

@@ -228,16 +228,14 @@ class State(struct.PyTreeNode):
     text: Array  # i32[B] length of the committed text
 
 
-def init(
-    system: System, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
+def init(system: System, params: ModelParams, context: Context, out: Output, slots: int) -> State:
     """The state after the prompt; the arguments are those of ``Drafter.init``."""
     reader, below = system.reader, system.below(params)
     # The text of the inner rounds is longer than the committed one.
     inner_slots = slots + system.gamma + system.drafter.longest + 1
     nothing = reader.model.no_output(context.length.shape[0])
     inner = system.drafter.init(below, context, nothing, inner_slots)
-    kept = reader.init(params, context, target_out, slots + system.room)
+    kept = reader.init(params, context, out, slots + system.room)
 
     zero = jnp.zeros_like(context.length)
     block = tree.zeros(lambda: _open(system, params, context, kept)[0].block)
@@ -303,18 +301,14 @@ def _probs_of(context: Context, tokens: Array, logits: Array) -> Array:
     return jax.lax.cond(jnp.all(context.sampling.greedy), lambda: zeros, sampled)
 
 
-def _open(
-    system: System, params: ModelParams, context: Context, kept: Any
-) -> tuple[overlay.OverlayCache, Any]:
+def _open(system: System, params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
     """An empty overlay on the cache of the committed text, and what the reader keeps."""
     reader = system.reader
     cache, kept = reader.view(params, context, kept)
     return overlay.open_on(reader.model, reader.params(params), cache, system.room), kept
 
 
-def own_cache(
-    model: LM, params: Callable[[ModelParams], Params], rooms: Sequence[int] = ()
-) -> Inner:
+def own_cache(model: LM, params: Callable[..., Params], rooms: Sequence[int] = ()) -> Inner:
     """The reader of a model that has a cache of its own, with the committed text.
 
     ``rooms``: for each system that it drafts inside, the outermost one first, the places of the

@@ -172,11 +172,10 @@ def _propose(settings: Settings, params, keys, context, state):
     winner = last = jnp.full((batch,), no_winner, jnp.int32)
     finished = jnp.zeros((batch,), bool) if context.done is None else context.done
     states, drafts, layers = [], [], _stages.taps(settings.stages)
-    for index, stage in enumerate(settings.stages):
+    for index, (stage, own) in enumerate(zip(settings.stages, state.states, strict=True)):
         inner_keys = keys.inner(index, same_target=True)
         asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
         seen = _stages.with_taps(stage, layers, context)
-        own = state.states[index]
         draft, after = _stages.run_if(asked.any(), stage, own, params, inner_keys, seen)
         proposed = tree.exists(draft.valid, draft.parents).any(-1)
         winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
@@ -199,20 +198,18 @@ def _merge(settings: Settings, drafts: Sequence[Draft], winner: Array) -> Draft:
             "and one of them samples"
         )
     every = _stages.probs_of(drafts, settings.vocab_size) if sampled else [None] * len(drafts)
-    merged, finite = None, jnp.ones((batch,), bool)
-    fed = jnp.zeros((batch,), jnp.int32)
+    merged: Any = None
+    finite, fed = jnp.ones((batch,), bool), jnp.zeros((batch,), jnp.int32)
     for index, (draft, probs) in enumerate(zip(drafts, every, strict=True)):
         mine = winner == index
         # The parent of a node that pads a draft is -1.
-        own = draft.tokens, draft.valid, parents_of(draft) + 1, probs
-        own = tree.sized(own, settings.nodes)
+        own = tree.sized((draft.tokens, draft.valid, parents_of(draft) + 1, probs), settings.nodes)
         merged = jax.tree.map(jnp.zeros_like, own) if merged is None else merged
         merged = tree.where_rows(mine, own, merged)
         if draft.finite is not None:
             finite &= draft.finite | ~mine
         if draft.fed is not None:
             fed = jnp.where(mine, draft.fed, fed)
-    assert merged is not None
     tokens, valid, parents, probs = merged
     if chain:
         return Draft(tokens, valid, probs=probs, finite=finite, fed=fed)
@@ -236,9 +233,7 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
     return State(tuple(states), state.winner, rate)
 
 
-def _part_of(
-    stage: Drafter, won: Array, draft, verdict, target_out
-) -> tuple[Draft, Verdict, Output]:
+def _part_of(stage: Drafter, won: Array, draft, verdict, out) -> tuple[Draft, Verdict, Output]:
     """The draft, verdict and outputs of one inner drafter, in its sizes.
 
     The verdict counts 0 in rows where ``won`` bool[B] is False.
@@ -254,7 +249,7 @@ def _part_of(
     tokens = jnp.where(keep, verdict.tokens[:, : m + 1], -1)
     count = jnp.where(won, verdict.count, 0)
     own_verdict = Verdict(tokens, count, jnp.where(keep, verdict.path[:, :m], -1))
-    own_out = Output(*_sized(tuple(target_out), n + 1, stage.whole and stage.features))
+    own_out = Output(*_sized(tuple(out), n + 1, stage.whole and stage.features))
     return own_draft, own_verdict, own_out
 
 

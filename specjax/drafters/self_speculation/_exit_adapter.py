@@ -282,10 +282,8 @@ def _init(
     return Kept(cache, jnp.zeros((batch, depth + 1, width), features.dtype))
 
 
-def _commit(
-    params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, target_out: Output
-) -> Kept:
+def _commit(params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output) -> Kept:
     """``Inner.commit``: keeps the target's hidden states of the pending token and the path."""
-    [features] = growth.fed_to_target(target_out.taps, verdict)
+    [features] = growth.fed_to_target(out.taps, verdict)
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))

@@ -115,8 +115,7 @@ def search(
         report(f"continues a search with {len(store)} trials")
     layers, done, began = target.config.num_layers, [], time.monotonic()
     for name, chosen in plan(layers, done, settings.trials, settings.seed):
-        stored = store.get(name)
-        if stored is None:
+        if (stored := store.get(name)) is None:
             skips = chosen()
             known = {trial.skips: trial for trial in done}
             trial = known[skips] if skips in known else evaluate(skips)

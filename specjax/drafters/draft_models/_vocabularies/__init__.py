@@ -62,7 +62,7 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     plan = growth.read(Method(NAME, shapes.chain(gamma), "iid", size), keys)
     if ways is None:
         return intersection.build(target, model, params, maps, plan)
-    return string_law.build(target, model, params, maps, ways, plan)
+    return string_law.build(size, model, params, maps, ways, plan)
 
 
 def _tokens(model: LM, what: str) -> TokenBytes:

@@ -50,15 +50,13 @@ class _Memory(NamedTuple):
     size: Array  # i32[B,1]
 
 
-def build(
-    target: LM, model: LM, params: Params, maps: Maps, ways: Spellings, plan: Plan
-) -> Drafter:
-    """The drafter of a chain."""
+def build(size: int, model: LM, params: Params, maps: Maps, ways: Spellings, plan: Plan) -> Drafter:
+    """The drafter of a chain; ``size`` is the number of the target's tokens."""
     nodes, pieces = plan.growth.nodes, maps.pieces.shape[1]
     inside, depth = _shape_of(ways.parents)
     ahead = nodes * pieces + int(depth.max(initial=0)) + 1
     reader = Reader(model, maps, ahead, min(nodes + pieces, _small_model.CATCH_UP))
-    setup = _Setup(reader, ways, inside, depth, target.vocab_size)
+    setup = _Setup(reader, ways, inside, depth, size)
     # The accepted tokens are read again: their draft tokens have other places in the block.
     stepper = Stepper(begin=Bound(_begin, setup), step=Bound(_step, setup))
     # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.

@@ -102,11 +102,9 @@ def _propose(
 def _write(setup: _Setup, params: ModelParams, begun: Begun) -> _Written:
     """The draft model's own continuation: its most probable tokens."""
     kept, batch, room = begun.kept, len(begun.logits), setup.steps * setup.bytes.shape[1]
-    every = jnp.ones((batch,), bool)
-    none = jnp.zeros((batch,), jnp.int32)
-    start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, every, every)
-    if begun.ready is not None:
-        start = start.replace(going=begun.ready)
+    every, none = jnp.ones((batch,), bool), jnp.zeros((batch,), jnp.int32)
+    going = every if begun.ready is None else begun.ready
+    start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, going, every)
     first = _appended(setup, start, begun.logits)
     if setup.steps == 1:
         return first
@@ -157,7 +155,7 @@ def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array
     keys, children, ends = (jnp.asarray(x) for x in words[:3])
     last = max(len(words.keys) - 1, 0)
 
-    def byte(start: Array, carry: tuple, offset: Array) -> tuple:
+    def byte(start: Array, offset: Array, carry: tuple) -> tuple:
         node, token, length = carry
         at = start + offset
         value = jnp.take_along_axis(text, jnp.minimum(at, text.shape[1] - 1)[:, None], 1)[:, 0]
@@ -171,8 +169,7 @@ def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array
     def one(start: Array, _) -> tuple[Array, Array]:
         none = jnp.zeros_like(start)
         first = none, none - 1, none
-        step = Bound(byte, start)
-        found = jax.lax.fori_loop(0, words.depth, lambda i, carry: step(carry, i), first)
+        found = jax.lax.fori_loop(0, words.depth, Bound(byte, start), first)
         return start + found[2], found[1]
 
     _, tokens = jax.lax.scan(one, jnp.zeros_like(size), length=count)
