@@ -77,12 +77,7 @@ def inside_tree(ranks: Iterable[Array], shape: Topology) -> list[Array]:
 
 
 def forecasts(
-    along: Along,
-    plan: Plan,
-    *,
-    before: int = 1,
-    ranked: int | None = None,
-    early: Callable[[Batch], Array] | None = None,
+    along: Along, plan: Plan, *, before: int = 1, ranked: int | None = None, early: Any = None
 ) -> dict[str, Any]:
     """``foresee`` and ``ranks`` of ``Training``, for a drafter that grows its drafts by ``plan``.
 
@@ -92,7 +87,8 @@ def forecasts(
         plan: the growth; for drafts of another shape in each context nothing is foreseen.
         before: how many tokens before the pending one an entry is: 0 or 1, of a feature.
         ranked: how many depths are ranked; None: those of the plan.
-        early: bool[B,T] of a batch, the entries at which nothing can be drafted.
+        early: function of a batch: bool[B,T], the entries at which nothing can be drafted; None:
+            there are none.
     """
     growth, foresee, own = plan.growth, None, (along, Bound(_of_pending, before, early))
     if isinstance(growth, Fixed) and plan.controller is None:

@@ -474,11 +474,7 @@ def abstract_params(config: SpireConfig, dtype=jnp.float32) -> dict:
 
 @functools.cache
 def from_config(
-    config: SpireConfig,
-    dtype=jnp.float32,
-    taps: tuple[int, ...] = (),
-    name: str = "spire",
-    remat: bool = False,
+    config: SpireConfig, dtype=jnp.float32, taps: tuple = (), name: str = "spire", remat=False
 ) -> LM:
     """The model of ``config`` as an ``LM``.
 

@@ -191,10 +191,9 @@ def _places(draft: Draft, info: StepInfo) -> Array:
 def _no_verdict(draft: Draft) -> Verdict:
     """A verdict of a round in which another drafter proposed."""
     batch, longest = draft.tokens.shape[0], draft.longest
+    tokens = jnp.full((batch, longest + 1), -1, jnp.int32)
     return Verdict(
-        jnp.full((batch, longest + 1), -1, jnp.int32),
-        jnp.zeros((batch,), jnp.int32),
-        jnp.full((batch, longest), -1, jnp.int32),
+        tokens, jnp.zeros((batch,), jnp.int32), jnp.full((batch, longest), -1, jnp.int32)
     )
 
 
@@ -208,9 +207,7 @@ def restored(state: Any, before: list[Any]) -> Any:
     """The state with the leaves ``before`` in place of those that are no overlays."""
     leaves, shape = jax.tree.flatten(state, is_leaf=overlay.is_overlay)
     rest = iter(before)
-    return jax.tree.unflatten(
-        shape, [leaf if overlay.is_overlay(leaf) else next(rest) for leaf in leaves]
-    )
+    return shape.unflatten([leaf if overlay.is_overlay(leaf) else next(rest) for leaf in leaves])
 
 
 # Tokens that a model is fed in one pass to read what its cache lacks.

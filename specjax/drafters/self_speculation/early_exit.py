@@ -294,9 +294,7 @@ class _Files(Codec):
     }
 
 
-def logits(
-    adapter: Adapter, params: ModelParams, tokens: Array, segments: Array | None = None
-) -> Array:
+def logits(adapter: Adapter, params: ModelParams, tokens: Array, segments: Any = None) -> Array:
     """f[B,T,V]: what the exit predicts after each token of i32[B,T]."""
     out = lm.forward(adapter.part, params.target, tokens, segments)
     return _read(adapter, params, out, segments)

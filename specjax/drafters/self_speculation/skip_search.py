@@ -94,13 +94,9 @@ class Trial(NamedTuple):
 
 
 def search(
-    target: hf.Loaded,
-    traces: Sequence[Trace],
-    directory: Path,
-    settings: Settings,
-    report: Callable[[str], Any],
+    target: hf.Loaded, traces: Sequence[Trace], folder: Path, settings: Settings, report: Callable
 ) -> dict:
-    """Searches, writes ``skips.json`` into ``directory``, and returns its content.
+    """Searches, writes ``skips.json`` into ``folder``, and returns its content.
 
     ``report`` gets the lines about the progress. Raises UserError: numbers out of range, a target
     without layers, a missing library.
@@ -110,7 +106,7 @@ def search(
     evaluate = _evaluation(target, traces, settings)
     facts = {"target": target.directory, **vars(settings)}
     mark = progress.fingerprint(facts, [[*t.prompt, *t.output] for t in traces])
-    store = progress.Progress(directory, mark)
+    store = progress.Progress(folder, mark)
     if len(store):
         report(f"continues a search with {len(store)} trials")
     layers, done, began = target.config.num_layers, [], time.monotonic()
@@ -138,15 +134,13 @@ def search(
         "layers": layers,
         "settings": vars(settings),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    files.write_json(directory / FILE, result)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / FILE, result)
     store.forget()
     return result
 
 
-def _evaluation(
-    target: hf.Loaded, traces: Sequence[Trace], settings: Settings
-) -> Callable[[Skips], Trial]:
+def _evaluation(target: hf.Loaded, traces: Sequence[Trace], settings: Settings) -> Callable:
     """The function that gives the trial of a set."""
     check(target.lm, Skips((), ()))
     rows = texts([t.prompt for t in traces], [t.output for t in traces], settings.width)
@@ -193,19 +187,16 @@ def _tokens_per_second(
 
 def _line(name: str, done: Sequence[Trial], layers: int, settings: Settings, seconds: float) -> str:
     best = max(done, key=lambda trial: trial.value)
-    total = count(layers, settings.trials)
     unit = "x" if settings.objective == "predicted" else " tokens/s"
     return (
-        f"{len(done)} of {total} trials ({name}), {seconds:.0f} s; "
+        f"{len(done)} of {count(layers, settings.trials)} trials ({name}), {seconds:.0f} s; "
         f"best {best.value:.3f}{unit}: "
         f"{len(best.skips.attention)} attentions and {len(best.skips.mlp)} feed-forward parts of "
         f"{layers} skipped, alpha {best.alpha:.3f}, cost {best.cost:.3f}, gamma {best.gamma}"
     )
 
 
-def plan(
-    layers: int, done: list[Trial], trials: int, seed: int
-) -> Iterator[tuple[str, Callable[[], Skips]]]:
+def plan(layers: int, done: list[Trial], trials: int, seed: int) -> Iterator[tuple[str, Callable]]:
     """(name, function that gives the set) of each trial; ``done`` has the trials before it."""
     yield "nothing", lambda: Skips((), ())
     for index in range(2 * layers):

@@ -18,9 +18,8 @@ from specjax.topology import shapes
 from specjax.types import LM, Drafter, Params
 
 # The values of the key: one tokenizer, or one of the paper's methods.
-SAME, TLI, SLEM, SLRS = "same", "tli", "slem", "slrs"
+SAME, TLI, SLEM, SLRS = CHOICES = ("same", "tli", "slem", "slrs")
 NAME = "draft_model"
-CHOICES = (SAME, TLI, SLEM, SLRS)
 
 
 def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual: int) -> Drafter:

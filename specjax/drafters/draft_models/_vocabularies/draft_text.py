@@ -7,7 +7,6 @@ tokenizer would give: only acceptance depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -66,16 +65,12 @@ class Reader(NamedTuple):
 
 
 def build(
-    reader: Reader,
-    stepper: Stepper,
-    plan: Plan,
-    params: Params,
-    one_pass: bool,
-    probs: Callable[..., Array] | None = None,
+    reader: Reader, stepper: Stepper, plan: Plan, params: Params, one_pass: bool, probs: Any = None
 ) -> Drafter:
     """The drafter of a stepper whose ``begin`` is that of this module.
 
     ``one_pass``: whether the last pass of ``begin`` takes all tokens that a round can add.
+    ``probs`` as in ``Drafter``.
     """
     own = Bound(_small_model.init_params, "draft_model", params)
     start = Bound(init, reader, nodes=plan.growth.nodes)
@@ -120,9 +115,8 @@ def begin(reader: Reader, params: ModelParams, context: Context, kept: Kept) -> 
 
 def write(maps: Maps, tokens: Array, length: Array, room: int) -> DraftText:
     """The first ``length`` i32[B] of the tokens i32[B,S] in draft tokens, translated at once."""
-    batch = tokens.shape[0]
-    none = jnp.zeros((batch,), jnp.int32)
-    empty = DraftText(jnp.zeros((batch, room), jnp.int32), none, none)
+    none = jnp.zeros((len(tokens),), jnp.int32)
+    empty = DraftText(jnp.zeros((len(tokens), room), jnp.int32), none, none)
     return _more(maps, tokens, length, tokens.shape[1], empty)
 
 
