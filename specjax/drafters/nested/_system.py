@@ -190,11 +190,9 @@ def _places(draft: Draft, info: StepInfo) -> Array:
 
 def _no_verdict(draft: Draft) -> Verdict:
     """A verdict of a round in which another drafter proposed."""
-    batch, longest = draft.tokens.shape[0], draft.longest
-    tokens = jnp.full((batch, longest + 1), -1, jnp.int32)
-    return Verdict(
-        tokens, jnp.zeros((batch,), jnp.int32), jnp.full((batch, longest), -1, jnp.int32)
-    )
+    batch, size = draft.tokens.shape[0], draft.longest
+    tokens = jnp.full((batch, size + 1), -1, jnp.int32)
+    return Verdict(tokens, jnp.zeros((batch,), jnp.int32), jnp.full((batch, size), -1, jnp.int32))
 
 
 def _plain(state: Any) -> list[Any]:
