@@ -126,9 +126,9 @@ def _rest(parts: Sequence[Drafter]) -> Rest | None:
     """``Rare.rest``: a row rests where all models do, until one of them may draft."""
     # All have the same controller.
     rests = [rest for part in parts if (rest := part.rare.rest)]
-    known = [rest.lasting for rest in rests if rest.lasting]
     if not rests:
         return None
+    known = [rest.lasting for rest in rests if rest.lasting]
 
     def rows(state: State) -> Array:
         return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)

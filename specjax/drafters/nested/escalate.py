@@ -160,8 +160,7 @@ def _init(settings: Settings, params, context, target_out, slots):
     for stage in settings.stages:
         own, out = (_stages.with_taps(stage, layers, each) for each in (context, target_out))
         # Each drafter gets the slots that it would have alone.
-        size = slots - settings.nodes + stage.nodes
-        states.append(stage.init(params, own, out, size))
+        states.append(stage.init(params, own, out, slots - settings.nodes + stage.nodes))
     batch, count = context.length.shape[0], len(states)
     winner = jnp.full((batch,), count, jnp.int32)
     return State(tuple(states), winner, jnp.ones((batch, count), jnp.float32))

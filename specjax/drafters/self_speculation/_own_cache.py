@@ -59,8 +59,8 @@ def build(
 ) -> Drafter:
     """The drafter ``name``, which grows its drafts with this model.
 
-    The other arguments are those of ``growth.build``, with ``gaps`` unless it is False. L1 with a
-    rule that takes its siblings.
+    The other arguments are those of ``growth.build``; ``gaps`` is True without it. L1 with a rule
+    that takes its siblings.
 
     Raises UserError for drafts longer than a sliding window of the model.
     """

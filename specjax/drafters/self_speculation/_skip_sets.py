@@ -35,8 +35,7 @@ class Skips(NamedTuple):
 
     def left(self, layers: int) -> Sublayers:
         """The sublayers that a model of so many layers still computes."""
-        every = range(layers)
-        return Sublayers(*(tuple(n for n in every if n not in skipped) for skipped in self))
+        return Sublayers(*(tuple(n for n in range(layers) if n not in skipped) for skipped in self))
 
 
 def read(target: LM, attention: Layers, mlp: Layers) -> Skips:

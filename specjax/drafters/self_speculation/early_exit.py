@@ -259,7 +259,10 @@ def acceptance_by_layer(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _of_text(target: Any, params: Any, text: Array, places: Array, how: sampling.Sampling) -> Array:
-    """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T]."""
+    """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T].
+
+    ``target`` is an ``LM`` with layers, a last norm and a head.
+    """
     unembed, last_norm = target.unembed, target.inside.last_norm
     tapped = target.with_taps(tuple(range(target.layers)))
     out, _ = tapped.apply(params, text, target.init_cache(1, 0))
