@@ -87,9 +87,8 @@ def parse(given: str | Sequence[Sequence[int]] | None, models: int) -> Lengths:
 
 def _read(given: str | Sequence[Sequence[int]]) -> list[list[int]]:
     """The rows of a text "5,14,10;1,10;10", or of lists."""
-    number, rows = operator.index, given
-    if isinstance(given, str):
-        number, rows = int, [row.split(",") for row in given.split(";")]
+    number: Any = int if isinstance(given, str) else operator.index
+    rows: Any = [row.split(",") for row in given.split(";")] if isinstance(given, str) else given
     try:
         return [[number(size) for size in row] for row in rows]
     except (TypeError, ValueError):

@@ -162,8 +162,8 @@ def make(target: LM, keys: Keys) -> Drafter:
         return _own_cache.build("layer_skip", inner, plan, probs=probs)
     costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
     setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
-    functions = (Bound(each, setup) for each in (_begin, _step, _init, _commit))
-    stepper = Stepper(*functions, looped=True)
+    begin, step, init, commit = (Bound(each, setup) for each in (_begin, _step, _init, _commit))
+    stepper = Stepper(begin, step, init, commit, looped=True)
     drafter = growth.build("layer_skip", stepper, plan, no_params)
     check_window(target, drafter)
     # A draft step costs what those sets cost that the rows have taken.

@@ -158,11 +158,11 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
             f"control is {plan.controller.name!r}, and pass feeds as many nodes in every round "
             "with one call; give calls=2, or another controller"
         )
-    functions = Bound(_begin_with_pass, setup), growth.step_at_depth
+    stepper = Stepper(Bound(_begin_with_pass, setup), growth.step_at_depth, independent=True)
     if one:
+        begin, init = Bound(_begin_behind, setup), Bound(_init, setup)
         commit = Bound(_commit, setup, plan.growth.nodes)
-        functions = Bound(_begin_behind, setup), growth.step_at_depth, Bound(_init, setup), commit
-    stepper = Stepper(*functions, independent=True)
+        stepper = stepper._replace(begin=begin, init=init, commit=commit)
     forecasts = _foresee.forecasts(Bound(_along, setup), plan, before=2 - setup.calls, ranked=depth)
     training = Training(
         loss=Bound(loss, setup), start=Bound(_start, setup), reads_tokens=True, **forecasts
