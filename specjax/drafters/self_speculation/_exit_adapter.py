@@ -112,8 +112,7 @@ def logits(
     """(f[B,T,V] in float32 at least, the layer's keys and values of these tokens or ()).
 
     ``out`` is that of the part for the T tokens: ``hidden`` without an adapter, else ``taps``.
-    ``cache``, ``layout`` and ``block`` are the layer's own, as in ``LM.apply``; no cache: an empty
-    one.
+    ``cache``, ``layout`` and ``block`` are the layer's own, as in ``LM.apply``.
     """
     shape, own = adapter.shape, ()
     if not shape.trained:
@@ -124,7 +123,6 @@ def logits(
     if shape.kind == LINEAR:
         x = x + module.linear(x)
     if shape.kind == LAYER:
-        cache = init_cache(adapter, params, len(x), 0) if cache is None else cache
         x, own = _attended(shape, module, x, cache, layout, block)
     if shape.kind != NONE:
         x = module.norm(x).astype(out.taps[0].dtype)

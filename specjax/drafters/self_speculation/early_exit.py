@@ -305,9 +305,11 @@ def logits(adapter: Adapter, params: ModelParams, tokens: Array, segments: Any =
 
 def _read(adapter: Adapter, params: ModelParams, out: Output, segments: Array | None) -> Array:
     """The exit's logits, from the outputs along whole texts."""
-    alone = segments is None or adapter.shape.kind != LAYER
-    layout = None if alone else tree.segments(segments)
-    return _exit_adapter.logits(adapter, params, out, layout=layout)[0]
+    if adapter.shape.kind != LAYER:
+        return _exit_adapter.logits(adapter, params, out)[0]
+    cache = _exit_adapter.init_cache(adapter, params, len(out.taps[0]), 0)
+    layout = None if segments is None else tree.segments(segments)
+    return _exit_adapter.logits(adapter, params, out, cache, layout)[0]
 
 
 def both_logits(

@@ -229,14 +229,15 @@ def _propose(
     setup: Setup, drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state: Any
 ) -> tuple[Draft, Any]:
     draft, state = drafter.propose(params, keys, context, state)
-    batch, nodes = draft.tokens.shape
+    (batch, nodes), parents = draft.tokens.shape, parents_of(draft)
     more = (nodes + 1) * setup.rows
+    probs = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0))), draft.probs)
     behind = jnp.broadcast_to(jnp.asarray(_parents(nodes, setup.rows)), (batch, more))
     draft = Draft(
         tokens=jnp.concatenate([draft.tokens, ids(setup, batch, nodes + 1).reshape(batch, -1)], 1),
         valid=jnp.pad(draft.valid, ((0, 0), (0, more))),
-        parents=jnp.concatenate([parents_of(draft), behind], 1),
-        probs=jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0))), draft.probs),
+        parents=jnp.concatenate([parents, behind], 1),
+        probs=probs,
         finite=draft.finite,
         fed=jnp.full((batch,), nodes + more, jnp.int32),
         depth=drafter.longest,
