@@ -571,7 +571,8 @@ def read_config(path: Path) -> SpireConfig:
     if missing or not isinstance(raw.get("decoder"), dict):
         wrong = [*missing, "decoder"][0]
         raise UserError(f"{file} has no {wrong}; train the model again, or copy it again")
-    config = SpireConfig(translated(file, raw["decoder"], config_from_hf), *map(raw.get, _KEYS))
+    own: Any = {key: raw[key] for key in _KEYS}
+    config = SpireConfig(translated(file, raw["decoder"], config_from_hf), **own)
     translated(file, config, check)
     return config
 

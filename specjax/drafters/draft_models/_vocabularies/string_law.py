@@ -77,7 +77,8 @@ def _begin(setup: _Setup, params: ModelParams, context: Context, kept: Kept) -> 
     begun = draft_text.begin(setup.reader, params, context, kept)
     batch, count = len(begun.logits), len(setup.ways.tokens)
     static = setup.inside, setup.depth
-    layout = tree.Layout(*(jnp.broadcast_to(x, (batch, *x.shape)) for x in static))
+    inside, depth = (jnp.broadcast_to(x, (batch, *x.shape)) for x in static)
+    layout = tree.Layout(inside, depth)
     after = begun.logits[:, None]
     if count:
         tokens = jnp.broadcast_to(setup.ways.tokens, (batch, count))
