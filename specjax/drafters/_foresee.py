@@ -10,7 +10,7 @@ rule. Both are exact for text that the target itself wrote.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,10 +35,8 @@ def accept_probs(logits: Array, target_logits: Array, labels: Array, sampling: S
 
     ``logits`` and ``target_logits`` are f[B,T,V], ``labels`` i32[B,T] the emitted tokens.
     """
-    draft, target = (
-        jnp.take_along_axis(sampling_lib.to_probs(x, sampling), labels[..., None], -1)[..., 0]
-        for x in (logits, target_logits)
-    )
+    probs = (sampling_lib.to_probs(x, sampling) for x in (logits, target_logits))
+    draft, target = (jnp.take_along_axis(x, labels[..., None], -1)[..., 0] for x in probs)
     return jnp.where(
         draft < target, draft / jnp.where(target > 0, target, 1), (draft > 0).astype(draft.dtype)
     )
@@ -79,12 +77,7 @@ def inside_tree(ranks: Iterable[Array], shape: Topology) -> list[Array]:
 
 
 def forecasts(
-    along: Along,
-    plan: Plan,
-    *,
-    before: int = 1,
-    ranked: int | None = None,
-    early: Callable[[Batch], Array] | None = None,
+    along: Along, plan: Plan, *, before: int = 1, ranked: int | None = None, early: Any = None
 ) -> dict[str, Any]:
     """``foresee`` and ``ranks`` of ``Training``, for a drafter that grows its drafts by ``plan``.
 
@@ -94,16 +87,17 @@ def forecasts(
         plan: the growth; for drafts of another shape in each context nothing is foreseen.
         before: how many tokens before the pending one an entry is: 0 or 1, of a feature.
         ranked: how many depths are ranked; None: those of the plan.
-        early: bool[B,T] of a batch, the entries at which nothing can be drafted.
+        early: function of a batch: bool[B,T], the entries at which nothing can be drafted; None:
+            there are none.
     """
-    growth, foresee, entries = plan.growth, None, _Entries(along, before, early)
+    growth, foresee, own = plan.growth, None, (along, Bound(_of_pending, before, early))
     if isinstance(growth, Fixed) and plan.controller is None:
         if growth.how == "top_k":
-            foresee = Bound(_of_tree, entries, growth.shape)
+            foresee = Bound(_of_tree, *own, growth.shape)
         elif growth.siblings == CHAIN:
-            foresee = Bound(_of_chain, entries, growth.depth)
+            foresee = Bound(_of_chain, *own, growth.depth)
     depth = growth.depth if ranked is None else ranked
-    return {"foresee": foresee, "ranks": Bound(_ranks, entries, depth)}
+    return {"foresee": foresee, "ranks": Bound(_ranks, *own, depth)}
 
 
 def of_text(logits: Logits, both: Both, plan: Plan) -> dict[str, Any]:
@@ -140,46 +134,39 @@ def _by_depth(values: Array, depth: int, beyond: float) -> Array:
     return jnp.stack([padded[:, d : d + values.shape[1]] for d in range(depth)], -1)
 
 
-class _Entries(NamedTuple):
-    """The entries of a text; see ``forecasts``."""
+def _of_pending(
+    before: int, early: Callable | None, values: list[Array], none: int, batch: Batch
+) -> Array:
+    """[B,T] of each depth -> [B,T,M] of each pending token, ``none`` where it has no draft.
 
-    along: Along
-    before: int
-    early: Callable[[Batch], Array] | None
-
-    def of_pending(self, values: list[Array], none: int, batch: Batch) -> Array:
-        """[B,T] of each depth -> [B,T,M] of each pending token, ``none`` where it has no draft.
-
-        The first pending token has no feature.
-        """
-        found = jnp.stack(values, -1)
-        if self.early is not None:
-            found = jnp.where(self.early(batch)[..., None], jnp.asarray(none, found.dtype), found)
-        size, more = found.shape[1], ((0, 0), (self.before, 0), (0, 0))
-        return jnp.pad(found[:, : size - self.before], more, constant_values=none)
+    ``before`` and ``early`` as in ``forecasts``: the first pending token has no feature.
+    """
+    found = jnp.stack(values, -1)
+    if early is not None:
+        found = jnp.where(early(batch)[..., None], jnp.asarray(none, found.dtype), found)
+    size, more = found.shape[1], ((0, 0), (before, 0), (0, 0))
+    return jnp.pad(found[:, : size - before], more, constant_values=none)
 
 
 def _of_chain(
-    entries: _Entries, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
+    along: Along, of_pending: Any, depth: int, params: ModelParams, batch: Batch, sampling: Sampling
 ) -> Array:
     """f32[B,T,depth]: ``Training.foresee`` of a chain drawn from the drafter's probabilities."""
-    accepted = [
-        accept_probs(logits, target_logits, labels, sampling)
-        for labels, logits, target_logits in entries.along(params, batch, depth)
-    ]
-    return entries.of_pending(accepted, 0, batch)
+    texts = along(params, batch, depth)
+    accepted = [accept_probs(own, theirs, labels, sampling) for labels, own, theirs in texts]
+    return of_pending(accepted, 0, batch)
 
 
 def _of_tree(
-    entries: _Entries, shape: Topology, params: ModelParams, batch: Batch, *_: Any
+    along: Along, of_pending: Any, shape: Topology, params: ModelParams, batch: Batch, *_: Any
 ) -> Array:
     """f32[B,T,depth]: ``Training.foresee`` of the most probable tokens as a tree of this shape."""
-    texts = entries.along(params, batch, shape.depth)
+    texts = along(params, batch, shape.depth)
     inside = inside_tree((rank(logits, labels) for labels, logits, _ in texts), shape)
-    return entries.of_pending([each.astype(jnp.float32) for each in inside], 0, batch)
+    return of_pending([each.astype(jnp.float32) for each in inside], 0, batch)
 
 
-def _ranks(entries: _Entries, depth: int, params: ModelParams, batch: Batch) -> Array:
+def _ranks(along: Along, of_pending: Any, depth: int, params: ModelParams, batch: Batch) -> Array:
     """i32[B,T,depth]: ``Training.ranks``."""
-    texts = entries.along(params, batch, depth)
-    return entries.of_pending([rank(logits, labels) for labels, logits, _ in texts], -1, batch)
+    texts = along(params, batch, depth)
+    return of_pending([rank(logits, labels) for labels, logits, _ in texts], -1, batch)

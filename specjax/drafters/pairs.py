@@ -19,13 +19,10 @@ from specjax.types import LM, Array, Output
 def check(target: LM, draft: LM) -> None:
     """Raises UserError for a decoder that drafts for an encoder-decoder model, and the reverse."""
     ours, theirs = target.encoder, draft.encoder
-    kinds = [
-        "continues its prompt" if own is None else "reads its prompt with an encoder"
-        for own in (ours, theirs)
-    ]
-    if kinds[0] != kinds[1]:
+    kinds = {True: "continues its prompt", False: "reads its prompt with an encoder"}
+    if (ours is None) != (theirs is None):
         raise UserError(
-            f"the target {kinds[0]} and the draft model {kinds[1]}; "
+            f"the target {kinds[ours is None]} and the draft model {kinds[theirs is None]}; "
             f"take {'a decoder' if ours is None else 'an encoder-decoder model'} as the draft model"
         )
     if ours is not None and theirs is not None and ours.start != theirs.start:
@@ -65,13 +62,11 @@ def in_size(model: LM, size: int) -> LM:
     """
     if model.vocab_size == size:
         return model
-    more = max(size - model.vocab_size, 0)
-
-    return with_logits(model, size, Bound(_sized, size, more))
+    return with_logits(model, size, Bound(_sized, size))
 
 
-def _sized(size: int, more: int, logits: Array) -> Array:
-    ends = [(0, 0)] * (logits.ndim - 1) + [(0, more)]
+def _sized(size: int, logits: Array) -> Array:
+    ends = [(0, 0)] * (logits.ndim - 1) + [(0, max(size - logits.shape[-1], 0))]
     return jnp.pad(logits[..., :size], ends, constant_values=-jnp.inf)
 
 

@@ -36,9 +36,7 @@ class TreeKeys(declare.Keys):
         least=0,
     )
     depth: int = key(
-        0,
-        "levels of a dynamic, beam or best-first tree; 0: the number of heads, or 5",
-        least=0,
+        0, "levels of a dynamic, beam or best-first tree; 0: the number of heads, or 5", least=0
     )
     top_k: int = key(
         0,
@@ -110,9 +108,7 @@ class NetworkKeys(StoredKeys):
         0, "key and value heads; 0: as in the files, or in the target's ratio if new", least=0
     )
     head_dim: int = key(
-        0,
-        "width of an attention head; 0: as in the files, or the target's if new",
-        least=0,
+        0, "width of an attention head; 0: as in the files, or the target's if new", least=0
     )
     inner: int = key(
         0,

@@ -49,24 +49,24 @@ def load(
     return in_size(model, target.vocab_size), params
 
 
-def read(model: LM | str | os.PathLike, params: Params) -> tuple[LM, Params]:
-    """The draft model and its parameters. Raises UserError if it cannot be loaded."""
+def read(
+    model: LM | str | os.PathLike, params: Params, loader: Callable[..., Any] | None = None
+) -> tuple[LM, Params]:
+    """The draft model and its parameters, from a directory by ``loader`` (None: ``hf.load``).
+
+    Raises UserError for a directory that cannot be loaded, or with parameters beside it.
+    """
     if isinstance(model, LM):
         return model, params
-    check_source(model, params)
-    # Imported here: drafters made from an LM need no file formats.
-    from specjax.models import hf
-
-    loaded = hf.load(model)
-    return loaded.lm, loaded.params
-
-
-def check_source(model: str | os.PathLike, params: Params) -> None:
-    """Raises UserError for a directory with parameters beside it."""
     if params is not None:
         raise UserError(
             f"params are for a model that is an LM, and {model} has its own; leave params out"
         )
+    # Imported here: drafters made from an LM need no file formats.
+    from specjax.models import hf
+
+    loaded = (loader or hf.load)(model)
+    return loaded.lm, loaded.params
 
 
 def load_all(
@@ -87,7 +87,6 @@ def make(
     keys: DraftKeys,
     tree: Topology | str,
     siblings: str = "iid",
-    translates: bool = False,
     loaded: tuple[LM, Params] | None = None,
 ) -> Drafter:
     """The drafter ``name`` with the model of the keys, or with one that was ``loaded``.
@@ -96,7 +95,7 @@ def make(
 
     Raises UserError.
     """
-    model, params = loaded or load(target, keys.model, keys.params, translates)
+    model, params = loaded or load(target, keys.model, keys.params)
     plan = growth.read(Method(name, tree, siblings, target.vocab_size), keys)
     forecasts = _foresee.of_text(Bound(logits_of, model), Bound(both, target, model), plan)
     training = Training(model=model, **forecasts)
@@ -130,12 +129,10 @@ def build(
     if stepper is None:
         read, step = Bound(_read, model, behind), Bound(_step, model)
         stepper = Stepper(read, step, commit=Bound(commit, model), commits_block=True)
-    stepper = stepper._replace(
-        init=Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy)),
-        begin=Bound(_begin, model, behind, stepper.begin) if lazy else stepper.begin,
-        looped=True,
-        lazy=lazy,
-    )
+    if lazy:
+        stepper = stepper._replace(begin=Bound(_begin, model, behind, stepper.begin))
+    start = Bound(init, model, plan.growth.nodes, max(behind, CATCH_UP * lazy))
+    stepper = stepper._replace(init=start, looped=True, lazy=lazy)
     own = Bound(init_params, name, params)
     more = {"probs": along, "training": training, "gaps": gaps}
     drafter = growth.build(name, stepper, plan, own, **more)

@@ -84,18 +84,15 @@ class SpecNetwork(T5):
 
 
 def _both_ways(
-    layer: DecoderLayer,
-    first: int,
-    x: Array,
-    real: Array,
-    bias: Array,
-    source: Stored,
-    count: Array,
+    layer: DecoderLayer, first: int, x: Array, real: Array, bias: Array, read: Stored, count: Array
 ) -> Array:
-    """A layer at all places x [B,T,E] -> [B,T-first,E], of the places from ``first`` on."""
+    """A layer at all places x [B,T,E] -> [B,T-first,E], of the places from ``first`` on.
+
+    ``read`` are keys and values of ``count`` i32[B] tokens of each source.
+    """
     attended = layer.attention.both_ways(layer.attention_norm(x), real, bias, first)
     x = x[:, first:] + attended
-    x = x + layer.cross.across(layer.cross_norm(x), source, count)
+    x = x + layer.cross.across(layer.cross_norm(x), read, count)
     return x + layer.mlp(layer.mlp_norm(x))
 
 
@@ -161,15 +158,9 @@ def logits(
 
 
 def _merge(net: Net, params: ModelParams) -> SpecNetwork:
-    flat = flatten_dict(params.draft)
-    numbered = {tuple(map(_number, path)): leaf for path, leaf in flat.items()}
-    return MODULE.merge(net.shape, unflatten_dict(numbered), net.dtype)
+    return MODULE.merge(net.shape, params.draft, net.dtype)
 
 
 def _named(params: Params) -> dict[tuple[str, ...], Any]:
     """The leaves by their paths; the numbers of layers are strings, as in the files of heads."""
     return {tuple(map(str, path)): leaf for path, leaf in flatten_dict(params).items()}
-
-
-def _number(part: str) -> str | int:
-    return int(part) if part.isdecimal() else part

@@ -45,5 +45,5 @@ def make(target: LM, keys: Keys) -> Drafter:
         model, params = _small_model.read(keys.model, keys.params)
         return _vocabularies.make(target, model, params, keys.vocabulary, keys, GAMMA)
     # Decoders alone translate.
-    chain, translates = shapes.chain(GAMMA), target.encoder is None
-    return _small_model.make("draft_model", target, keys, chain, translates=translates)
+    loaded = _small_model.load(target, keys.model, keys.params, target.encoder is None)
+    return _small_model.make("draft_model", target, keys, shapes.chain(GAMMA), loaded=loaded)

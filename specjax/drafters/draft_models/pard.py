@@ -24,7 +24,7 @@ from specjax.checks import whole
 from specjax.declare import key
 from specjax.drafters import _foresee, growth
 from specjax.drafters.draft_models import _small_model
-from specjax.drafters.growth import Begun, Plan, Stepper
+from specjax.drafters.growth import Begun, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _masked_text
 from specjax.drafters.heads._masked_text import Read, Reader
@@ -34,15 +34,12 @@ from specjax.errors import UserError
 from specjax.models import lm
 from specjax.topology import shapes
 from specjax.tree import Layout
-from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
+from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Training
 
 REFERENCE = "an2025pard"
 
 # Name of a target -> a draft model for it on the Hub.
-RELEASED = {
-    "Llama-3.1-8B-Instruct": "amd/PARD-Llama-3.2-1B",
-    "Qwen3-8B": "amd/PARD-Qwen3-0.6B",
-}
+RELEASED = {"Llama-3.1-8B-Instruct": "amd/PARD-Llama-3.2-1B", "Qwen3-8B": "amd/PARD-Qwen3-0.6B"}
 
 NAME, GAMMA = "pard", 5
 # Keys of config.json: the mask (released models may name it otherwise), and how many
@@ -95,7 +92,12 @@ def make(target: LM, keys: Keys) -> Drafter:
     chain = shapes.chain(trained or GAMMA)
     method = Method(NAME, chain, "iid", target.vocab_size, trained, True)
     plan = growth.read(method, keys)
-    return _build(target, model, params, mask_id, plan, keys.gaps)
+    depth, reader = plan.growth.depth, reader_of(target, model, mask_id)
+    stepper = Stepper(Bound(_begin, model, mask_id, depth), growth.step_at_depth, independent=True)
+    forecasts = _foresee.forecasts(Bound(_masked_text.along, reader), plan, before=0)
+    training = Training(loss=Bound(_masked_text.loss, reader, depth), **forecasts)
+    more = {"behind": depth + 1, "gaps": keys.gaps, "training": training}
+    return _small_model.build(NAME, model, params, plan, stepper, **more)
 
 
 def keys_of(model: str | os.PathLike) -> dict[str, int]:
@@ -135,25 +137,11 @@ def _mask(files: dict[str, int], asked: int | None) -> int:
             "pard needs the token that stands for unknown ones; give mask_id, or a model that was "
             f"trained for pard ({MASK} in its config.json)"
         )
-    if asked is None:
-        return files[MASK]
-    if files.get(MASK, asked) != whole("mask_id", asked, 0):
+    if asked is not None and files.get(MASK, asked) != whole("mask_id", asked, 0):
         raise UserError(
             f"mask_id is {asked}, and the model was trained with {files[MASK]}; leave it out"
         )
-    return asked
-
-
-def _build(target: LM, model: LM, params: Params, mask_id: int, plan: Plan, gaps: bool) -> Drafter:
-    depth = plan.growth.depth
-    stepper = Stepper(Bound(_begin, model, mask_id, depth), growth.step_at_depth, independent=True)
-    reader = reader_of(target, model, mask_id)
-    training = Training(
-        loss=Bound(_masked_text.loss, reader, depth),
-        **_foresee.forecasts(Bound(_masked_text.along, reader), plan, before=0),
-    )
-    own = NAME, model, params, plan, stepper
-    return _small_model.build(*own, behind=depth + 1, gaps=gaps, training=training)
+    return files[MASK] if asked is None else asked
 
 
 def _begin(

@@ -30,7 +30,7 @@ from specjax.drafters.draft_models import _spec_network as network
 from specjax.drafters.draft_models._spec_network import Net, Shape, Source
 from specjax.drafters.files import Given
 from specjax.drafters.files.codec import Codec, Rule, Rules
-from specjax.drafters.growth import Begun, Plan, Stepper
+from specjax.drafters.growth import Begun, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _depth_loss, _shape
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -52,14 +52,8 @@ PIECE = 32
 # The share of the rate of glancing that is gone at the end.
 FALL = 0.4
 # Our key -> the field of ``T5Config``.
-_FIELDS = {
-    "width": "hidden_size",
-    "inner": "intermediate_size",
-    "heads": "num_heads",
-    "head_dim": "head_dim",
-    "layers": "num_layers",
-    "encoder_layers": "encoder_layers",
-}
+_FIELDS = {"width": "hidden_size", "inner": "intermediate_size", "heads": "num_heads"}
+_FIELDS |= {"head_dim": "head_dim", "layers": "num_layers", "encoder_layers": "encoder_layers"}
 
 
 class Keys(StoredKeys):
@@ -106,8 +100,21 @@ def make(target: LM, keys: Keys) -> Drafter:
     method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-    net = Net(shape, target.encoder.start, dtype_of(given.params))
-    return _build(target, net, given, growth.read(method, keys))
+    net, plan = Net(shape, target.encoder.start, dtype_of(given.params)), growth.read(method, keys)
+    functions = Bound(_begin, net), growth.step_at_depth, Bound(_init, net)
+    stepper = Stepper(*functions, looped=True, independent=True, lazy=True)
+    stored = t5_config.write(dataclasses.replace(shape.config, eos_token_id=()))
+    stored = {x: y for x, y in stored.items() if x not in ("architectures", "model_type")}
+    training = Training(
+        loss=Bound(loss, net),
+        start=Bound(network.start, net),
+        **_foresee.forecasts(Bound(along, net, target), plan, before=0),
+        facts=(*stored.items(), ("block_size", shape.block)),
+    )
+    own = given.init_params(NAME)
+    drafter = growth.build(NAME, stepper, plan, own, training=training, gaps=True)
+    # A pass reads the output so far.
+    return drafter._replace(constant_cost=False)
 
 
 def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
@@ -128,33 +135,8 @@ def _shape_of(target: T5Config, given: Given, keys: Keys) -> Shape:
     else:
         base = dataclasses.replace(base, num_layers=LAYERS)
     fields = {own: getattr(keys, key) or getattr(base, own) for key, own in _FIELDS.items()}
-    own = dataclasses.replace(
-        base, **fields, num_kv_heads=fields["num_heads"], start_token_id=target.start_token_id
-    )
-    return Shape(own, keys.block or BLOCK)
-
-
-def _build(target: LM, net: Net, given: Given, plan: Plan) -> Drafter:
-    stepper = Stepper(
-        init=Bound(_init, net),
-        begin=Bound(_begin, net),
-        step=growth.step_at_depth,
-        looped=True,
-        independent=True,
-        lazy=True,
-    )
-    stored = t5_config.write(dataclasses.replace(net.shape.config, eos_token_id=()))
-    stored = {x: y for x, y in stored.items() if x not in ("architectures", "model_type")}
-    training = Training(
-        loss=Bound(loss, net),
-        start=Bound(network.start, net),
-        **_foresee.forecasts(Bound(along, net, target), plan, before=0),
-        facts=(*stored.items(), ("block_size", net.shape.block)),
-    )
-    own = given.init_params(NAME)
-    drafter = growth.build(NAME, stepper, plan, own, training=training, gaps=True)
-    # A pass reads the output so far.
-    return drafter._replace(constant_cost=False)
+    fields |= {"num_kv_heads": fields["num_heads"], "start_token_id": target.start_token_id}
+    return Shape(dataclasses.replace(base, **fields), keys.block or BLOCK)
 
 
 def _init(net: Net, params: ModelParams, context: Context, *_: Any) -> Source:

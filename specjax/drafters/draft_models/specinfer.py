@@ -31,6 +31,7 @@ from specjax.declare import key
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.growth import Fixed, Plan
 from specjax.drafters.growth.levels import node_paths
+from specjax.drafters.nested import _stages
 from specjax.errors import UserError
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
@@ -46,7 +47,6 @@ from specjax.types import (
     ModelParams,
     Output,
     Params,
-    Rare,
     Rest,
     Verdict,
 )
@@ -105,57 +105,37 @@ def make(target: LM, keys: Keys) -> Drafter:
     shape = shapes.check(shape.parents, target.vocab_size)
     plan = Plan(Fixed(shape, "iid"), controllers.parse(keys.control))
     loaded = _small_model.load_all(target, models, keys.params)
-    parts = [_small_model.build("specinfer", *each, plan, behind=behind) for each in loaded]
+    built = (_small_model.build("specinfer", *each, plan, behind=behind) for each in loaded)
+    parts = [_stages.with_params(part, i) for i, part in enumerate(built)]
     setup = _Setup(parts, shape, keys.sibling_order == "random" and shape.nodes * len(parts) > 1)
-    return Drafter(
+    return parts[0]._replace(
         init_params=Bound(_init_params, setup),
         init=Bound(_init, setup),
         propose=Bound(_propose, setup),
         update=Bound(_update, setup),
         nodes=shape.nodes * len(parts),
-        name="specinfer",
         # With several models the distribution of a draft token depends on its node, not on the
         # prefix alone.
-        probs=Bound(_probs, setup) if len(parts) == 1 else None,
+        probs=parts[0].probs if len(parts) == 1 else None,
         siblings=INDEPENDENT if len(parts) > 1 else parts[0].siblings,
-        depth=shape.depth,
-        constant_cost=plan.controller is None,
-        whole=plan.controller is None,
-        history=parts[0].history,
-        adaptive=plan.controller is not None,
-        gaps=False,
-        rare=Rare(
-            merges=len(parts),
-            rest=_rest(parts),
-            check_rows=parts[0].rare.check_rows,
-            lengths=parts[0].rare.lengths,
-        ),
+        rare=parts[0].rare._replace(merges=len(parts), rest=_rest(parts), sizes=()),
     )
 
 
 def _rest(parts: Sequence[Drafter]) -> Rest | None:
-    """``Rare.rest``: a row rests where all models do."""
+    """``Rare.rest``: a row rests where all models do, until one of them may draft."""
     # All have the same controller.
-    rests = [part.rare.rest for part in parts if part.rare.rest is not None]
+    rests = [rest for part in parts if (rest := part.rare.rest)]
     if not rests:
         return None
+    known = [rest.lasting for rest in rests if rest.lasting]
 
     def rows(state: State) -> Array:
         return jnp.stack([rest.rows(own) for rest, own in _each(rests, state)]).all(0)
 
     def idle(params: ModelParams, keys: RowKeys, context: Context, state: State) -> State:
-        own = enumerate(_each(rests, state))
-        parts = (rest.idle(_of(params, i), keys, context, each) for i, (rest, each) in own)
+        parts = (rest.idle(params, keys, context, own) for rest, own in _each(rests, state))
         return state.replace(parts=tuple(parts))
-
-    return Rest(rows, idle, _lasting(rests))
-
-
-def _lasting(rests: list[Rest]) -> Lasting | None:
-    """The rows rest until one of the models may draft."""
-    known = [rest.lasting for rest in rests if rest.lasting is not None]
-    if not known:
-        return None
 
     def rounds(state: State, live: Array) -> Array:
         return jnp.stack([own.rounds(part, live) for own, part in _each(known, state)]).min(0)
@@ -164,7 +144,7 @@ def _lasting(rests: list[Rest]) -> Lasting | None:
         parts = tuple(own.after(part, rounds) for own, part in _each(known, state))
         return state.replace(parts=parts)
 
-    return Lasting(rounds, after)
+    return Rest(rows, idle, Lasting(rounds, after) if known else None)
 
 
 def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
@@ -173,9 +153,7 @@ def _each(values: Sequence[Any], state: State) -> Iterator[tuple[Any, Any]]:
 
 def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | os.PathLike]:
     """The models of the key ``models``, one entry each. Raises UserError for an empty list."""
-    entries: Any = (
-        [part.strip() for part in models.split(",")] if isinstance(models, str) else models
-    )
+    entries: Any = [*map(str.strip, models.split(","))] if isinstance(models, str) else models
     several = isinstance(entries, Sequence) and not isinstance(entries, LM)  # an LM is a tuple
     if not several or not all(isinstance(each, LM | str | os.PathLike) for each in entries):
         raise UserError(
@@ -187,22 +165,15 @@ def list_of(models: Sequence[LM | str | os.PathLike] | str) -> list[LM | str | o
     return list(entries)
 
 
-def _of(params: ModelParams, i: int) -> ModelParams:
-    """The parameters of model i."""
-    return ModelParams(params.target, params.draft[i])
-
-
 def _init_params(setup: _Setup, key: Any) -> tuple[Params, ...]:
     return tuple(part.init_params(key) for part in setup.parts)
 
 
-def _init(
-    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
+def _init(setup: _Setup, params: ModelParams, context: Context, out: Output, slots: int) -> State:
     size = setup.shape.nodes * len(setup.parts)
     # As many slots as each model would have alone.
-    given = context, target_out, slots - size + setup.shape.nodes
-    parts = tuple(part.init(_of(params, i), *given) for i, part in enumerate(setup.parts))
+    slots = slots - size + setup.shape.nodes
+    parts = tuple(part.init(params, context, out, slots) for part in setup.parts)
     every = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (len(context.length), size))
     return State(parts, every if setup.mixed else None)
 
@@ -210,10 +181,8 @@ def _init(
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
-    pairs = [
-        part.propose(_of(params, i), keys.inner(i), context, own)
-        for i, (part, own) in enumerate(_each(setup.parts, state))
-    ]
+    every = enumerate(_each(setup.parts, state))
+    pairs = [part.propose(params, keys.inner(i), context, own) for i, (part, own) in every]
     drafts, parts = zip(*pairs, strict=True)
     draft = drafts[0] if len(drafts) == 1 else _merge(drafts, setup.shape)
     if not setup.mixed:
@@ -239,36 +208,26 @@ def _update(
         here = slice(i * shape.nodes, (i + 1) * shape.nodes)
         mine = Draft(tokens[:, here], valid[:, here], _parents(shape, len(tokens)))
         own = verdict.replace(path=_own_path(mine, verdict, shape))
-        after.append(part.update(_of(params, i), each, mine, own, out))
+        after.append(part.update(params, each, mine, own, out))
     return State(tuple(after), state.order)
-
-
-def _probs(setup: _Setup, params: ModelParams, context: Context) -> Array:
-    """``Drafter.probs`` of a single model."""
-    assert setup.parts[0].probs is not None
-    return setup.parts[0].probs(_of(params, 0), context)
 
 
 def _parents(shape: Topology, batch: int, offset: int = 0) -> Array:
     """i32[B,N], for nodes numbered from ``offset``."""
-    parents = jnp.asarray(
-        [parent + offset if parent >= 0 else -1 for parent in shape.parents], jnp.int32
-    )
-    return jnp.broadcast_to(parents, (batch, shape.nodes))
+    parents = np.array(shape.parents, np.int32)
+    return jnp.broadcast_to(np.where(parents < 0, -1, parents + offset), (batch, shape.nodes))
 
 
 def _merge(drafts: Sequence[Draft], shape: Topology) -> Draft:
     """The drafts as one tree below the pending token; the nodes of each keep their order."""
-    batch = drafts[0].tokens.shape[0]
     # The draft of a chain has no parents; in the merged tree it is a branch.
+    size, batch = shape.nodes, len(drafts[0].tokens)
     parts = [
-        draft.replace(
-            parents=_parents(shape, batch, i * shape.nodes), finite=None, depth=shape.depth
-        )
+        draft.replace(parents=_parents(shape, batch, i * size), finite=None, depth=shape.depth)
         for i, draft in enumerate(drafts)
     ]
     finite = jax.tree.map(lambda *each: jnp.stack(each).all(0), *(draft.finite for draft in drafts))
-    return jax.tree.map(lambda *each: jnp.concatenate(each, 1), *parts).replace(finite=finite)
+    return tree_lib.join(*parts).replace(finite=finite)
 
 
 def _own_path(draft: Draft, verdict: Verdict, shape: Topology) -> Array:
@@ -299,9 +258,7 @@ def shuffled(keys: RowKeys, draft: Draft, levels: Sequence[Sequence[int]]) -> tu
     above = jnp.take_along_axis(draft.parents, order, 1)
     place = jnp.argsort(order, 1).astype(jnp.int32)
     parents = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
-    probs = draft.probs
-    if probs is not None:
-        probs = jnp.take_along_axis(probs, order[..., None], 1)
+    probs = jax.tree.map(lambda x: jnp.take_along_axis(x, order[..., None], 1), draft.probs)
     tokens, valid = (jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid))
     parents = jnp.where(above < 0, -1, parents)
     return draft.replace(tokens=tokens, valid=valid, parents=parents, probs=probs), order

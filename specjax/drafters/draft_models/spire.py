@@ -63,13 +63,8 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: gamma below 1 or without effect, another vocabulary than the target's, something
             else than a SPIRe draft model, a shape that does not fit, drafts as long as its window.
     """
-    model, params = keys.model, keys.params
-    if not isinstance(model, LM):
-        _small_model.check_source(model, params)
-        loaded = _network().load(model)
-        model, params = loaded.lm, loaded.params
-    _small_model.check_vocabulary(target, model)
-    own = model, params
+    own = _small_model.read(keys.model, keys.params, lambda model: _network().load(model))
+    _small_model.check_vocabulary(target, own[0])
     return _small_model.make("spire", target, keys, shapes.chain(GAMMA), loaded=own)
 
 

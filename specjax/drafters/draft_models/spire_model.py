@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,11 +159,8 @@ def commit(
     def put(buffer: Array, new: Array) -> Array:
         return kv.write_at(buffer, new.swapaxes(1, 2).astype(buffer.dtype), slot)
 
-    return cache.replace(
-        k=tuple(map(put, cache.k, kept.k)),
-        v=tuple(map(put, cache.v, kept.v)),
-        length=cache.length + count,
-    )
+    k, v = jax.tree.map(put, (cache.k, cache.v), (kept.k, kept.v))
+    return cache.replace(k=k, v=v, length=cache.length + count)
 
 
 def _slots(cache: SparseCache, start: Array, count: Array, size: int) -> Array:
@@ -227,9 +225,8 @@ def attend(q: Array, rule: Scores, parts: list[Part], own: tuple[Array, Array] |
 
 def _scores(q: Array, rule: Scores, part: Part, wide) -> Array:
     """[B,H,G,T,n]."""
-    products = jnp.einsum(
-        "bhgtd,bhnd->bhgtn", q, part.keys.astype(q.dtype), preferred_element_type=wide
-    )
+    keys = part.keys.astype(q.dtype)
+    products = jnp.einsum("bhgtd,bhnd->bhgtn", q, keys, preferred_element_type=wide)
     return jnp.where(part.visible[:, None, None], rule.of(products), jnp.finfo(wide).min)
 
 
@@ -251,6 +248,7 @@ def _values(weights: Array, part: Part, dtype) -> Array:
 
 Arrays = tuple[Array, ...]
 Pair = tuple[Array, Array]  # keys and values
+Pairs = tuple[Arrays, Arrays]  # those of each layer, of the places of a block
 
 
 class _View(NamedTuple):
@@ -317,9 +315,7 @@ def _view(pass_: SpirePass, layout: Layout, new: int) -> _View:
     return _View(own, layout.visible & near(every) & others, slots)
 
 
-def _room(
-    pass_: SpirePass, batch: int, size: int, before: tuple[Arrays, Arrays] | None
-) -> tuple[Arrays, Arrays]:
+def _room(pass_: SpirePass, batch: int, size: int, before: Pairs | None) -> Pairs:
     """Keys and values of the block, with places for ``size`` further tokens."""
     decoder, dtype = pass_.config.decoder, pass_.module.embed.embedding[...].dtype
     shape = (batch, size, decoder.num_kv_heads, decoder.head_dim)
@@ -327,14 +323,12 @@ def _room(
     return (empty, empty) if before is None else tree.join(before, (empty, empty))
 
 
-def _in_order(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays]
-) -> Computed:
+def _in_order(pass_: SpirePass, tokens: Array, view: _View, known: Pairs) -> Computed:
     """One token after the other."""
     size = tokens.shape[1]
     fed = known[0][0].shape[1] - size
 
-    def step(known: tuple[Arrays, Arrays], xs: Any) -> tuple[Any, Any]:
+    def step(known: Pairs, xs: Any) -> tuple[Any, Any]:
         number, token, *parts = xs
         one = _View(*(part[:, None] for part in parts))
         done = _together(pass_, token[:, None], one, known)
@@ -367,7 +361,7 @@ def _scan(step: Any, known: Any, xs: Any, remat: bool) -> tuple[Any, Any]:
 
 
 def _by_levels(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays], levels: Array
+    pass_: SpirePass, tokens: Array, view: _View, known: Pairs, levels: Array
 ) -> Computed:
     """All tokens in every pass; after pass n those with fewer than n new ancestors are right."""
     size, places = tokens.shape[1], known[0][0].shape[1]
@@ -382,19 +376,14 @@ def _by_levels(
     return jax.lax.while_loop(more, once, (jnp.zeros((), jnp.int32), known, start))[2]
 
 
-def _together(
-    pass_: SpirePass, tokens: Array, view: _View, known: tuple[Arrays, Arrays] | None
-) -> Computed:
+def _together(pass_: SpirePass, tokens: Array, view: _View, known: Pairs | None) -> Computed:
     """T tokens at once; ``known`` are keys and values of the places in ``view.block``."""
     module = pass_.module
     angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
     outputs = [x]
     for index, layer in enumerate(module.layers):
         read, angle, own = _projected(pass_, index, x, angles)
-        parts = _parts(pass_, index, view)
-        if known is not None:
-            k, v = (each[index].swapaxes(1, 2) for each in known)
-            parts.insert(0, Part(k, v, view.block, guarded=True))
+        parts = _parts(pass_, index, view, known and [each[index] for each in known])
         x = _layer(layer, x, read, angle, parts, own if pass_.config.own else None)
         outputs.append(x)
     memory = _mixture(pass_, outputs)
@@ -403,13 +392,11 @@ def _together(
     return Computed(module.norm(x), tuple(outputs[tap + 1] for tap in pass_.taps), k, v)
 
 
-def _parallel(
-    pass_: SpirePass, tokens: Array, view: _View, before: tuple[Arrays, Arrays] | None
-) -> Computed:
+def _parallel(pass_: SpirePass, tokens: Array, view: _View, before: Pairs | None) -> Computed:
     """T tokens of a plain decoder: a layer's keys and values come from its input."""
     size, places = tokens.shape[1], view.block.shape[2]
     itself = jnp.arange(places) == places - size + jnp.arange(size)[:, None]
-    visible = view.block | itself
+    view = view._replace(block=view.block | itself)
     angles, x = pass_.module.angles(view.positions), pass_.module.first(tokens, view)
 
     def one(index: int, x: Array) -> tuple[Array, Array, Array]:
@@ -417,26 +404,30 @@ def _parallel(
         every = pair
         if before is not None:
             every = tuple(tree.join(e[index], n) for e, n in zip(before, pair, strict=True))
-        keys, values = (each.swapaxes(1, 2) for each in every)
-        parts = [Part(keys, values, visible, guarded=True), *_parts(pass_, index, view)]
+        parts = _parts(pass_, index, view, every)
         return _layer(pass_.module.layers[index], x, read, angle, parts, None), *pair
 
-    outputs, keys, values = [], [], []
+    done = []
     for index in range(len(pass_.module.layers)):
         call = Bound(one, index)
-        x, k, v = (jax.checkpoint(call) if pass_.remat else call)(x)
-        outputs.append(x)
-        keys.append(k)
-        values.append(v)
+        done.append((jax.checkpoint(call) if pass_.remat else call)(x))
+        x = done[-1][0]
+    outputs, keys, values = zip(*done, strict=True)
     taps = tuple(outputs[tap] for tap in pass_.taps)
-    return Computed(pass_.module.norm(x), taps, tuple(keys), tuple(values))
+    return Computed(pass_.module.norm(x), taps, keys, values)
 
 
-def _parts(pass_: SpirePass, index: int, view: _View) -> list[Part]:
-    """The committed slots of a layer, if there are any."""
-    if not pass_.cache.slots:
-        return []
-    return [Part(pass_.cache.k[index], pass_.cache.v[index], view.slots)]
+def _parts(pass_: SpirePass, index: int, view: _View, block: Sequence[Array] | None) -> list[Part]:
+    """The block of a layer, and its committed slots, if there are any.
+
+    ``block`` are keys and values [B,n,H,D]; None: there is none.
+    """
+    cache = pass_.cache
+    parts = [Part(cache.k[index], cache.v[index], view.slots)] if cache.slots else []
+    if block is None:
+        return parts
+    keys, values = (each.swapaxes(1, 2) for each in block)
+    return [Part(keys, values, view.block, guarded=True), *parts]
 
 
 def _layer(layer: Block, x, read, angle, parts: list[Part], own) -> Array:
@@ -483,11 +474,7 @@ def abstract_params(config: SpireConfig, dtype=jnp.float32) -> dict:
 
 @functools.cache
 def from_config(
-    config: SpireConfig,
-    dtype=jnp.float32,
-    taps: tuple[int, ...] = (),
-    name: str = "spire",
-    remat: bool = False,
+    config: SpireConfig, dtype=jnp.float32, taps: tuple = (), name: str = "spire", remat=False
 ) -> LM:
     """The model of ``config`` as an ``LM``.
 
@@ -580,11 +567,11 @@ def read_config(path: Path) -> SpireConfig:
             f"{path} is no SPIRe draft model; give one that configs/spire.py trained, or another "
             "drafter (draft_model takes plain decoders)"
         )
-    missing = [key for key in (*_KEYS, "decoder") if key not in raw]
-    if missing or not isinstance(raw["decoder"], dict):
-        wrong = missing[0] if missing else "decoder"
+    missing = [key for key in _KEYS if key not in raw]
+    if missing or not isinstance(raw.get("decoder"), dict):
+        wrong = [*missing, "decoder"][0]
         raise UserError(f"{file} has no {wrong}; train the model again, or copy it again")
-    own = {key: raw[key] for key in _KEYS}
+    own: Any = {key: raw[key] for key in _KEYS}
     config = SpireConfig(translated(file, raw["decoder"], config_from_hf), **own)
     translated(file, config, check)
     return config

@@ -145,8 +145,7 @@ def _propose(
     row: Row, params: ModelParams, keys: RowKeys, context: Context, state: State
 ) -> tuple[Draft, State]:
     states, parts, text = [], [], context
-    for index, system in enumerate(row.systems):
-        old = state.systems[index]
+    for index, (system, old) in enumerate(zip(row.systems, state.systems, strict=True)):
         drawn, _, new = _system.draw(system, params, keys.inner(index), text, old)
         parts.append(drawn)
         states.append(new)
@@ -173,11 +172,9 @@ def _joined(row: Row, parts: list[Draft]) -> Draft:
 
 
 def _update(
-    row: Row, params: ModelParams, state: State, draft: Draft, verdict: Verdict, target_out: Output
+    row: Row, params: ModelParams, state: State, draft: Draft, verdict: Verdict, out: Output
 ) -> State:
     accepted = (verdict.path >= 0).sum(-1, dtype=jnp.int32)
-    settled = [
-        _system.settle(system, params, old, accepted, verdict, target_out)
-        for system, old in zip(row.systems, state.systems, strict=True)
-    ]
+    every = zip(row.systems, state.systems, strict=True)
+    settled = (_system.settle(system, params, old, accepted, verdict, out) for system, old in every)
     return state.replace(systems=tuple(settled))

@@ -99,10 +99,14 @@ def _at(path: tuple[int | str, ...], function: Callable, params: ModelParams, *r
 
 def with_params(stage: Drafter, *path: int | str) -> Drafter:
     """The drafter with its parameters at ``path`` of those of the drafter that it is a part of."""
-    moved = {name: at(path, getattr(stage, name)) for name in ("init", "propose", "update")}
-    own = {name: getattr(stage.rare, name) for name in ("rows", "learn")}
-    own = {name: at(path, function) for name, function in own.items() if function}
-    return stage._replace(**moved, rare=stage.rare._replace(**own))
+
+    def moved(part: Any, *names: str) -> Any:
+        functions = {name: getattr(part, name) for name in names}
+        return part._replace(**{name: each and at(path, each) for name, each in functions.items()})
+
+    rest = stage.rare.rest and moved(stage.rare.rest, "idle")
+    rare = moved(stage.rare, "rows", "learn")._replace(rest=rest)
+    return moved(stage, "init", "propose", "update", "probs")._replace(rare=rare)
 
 
 def taps(stages: Sequence[Drafter]) -> tuple[int, ...]:
@@ -162,22 +166,14 @@ def _with_name(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
 def inside(name: str, target: LM, stages: Stages | None, **keys: Any) -> Drafter:
     """The drafter inside ``name``: that of ``stages``; None: ``prompt_lookup`` with these keys.
 
-    Raises UserError for a drafter that cannot be inside.
-    """
-    if stages is None:
-        stages = [drafters.make("prompt_lookup", target, **keys)]
-    [stage] = build(target, stages, gaps=True)
-    return allowed(name, stage)
-
-
-def allowed(name: str, drafter: Drafter) -> Drafter:
-    """``drafter``, for drafts inside the drafter ``name``.
-
     Its ``init`` raises UserError if it reads the target's weights or its cache, or if its
     controller learns.
 
     Raises UserError for a drafter that reads the model's output, or must take part in every round.
     """
+    if stages is None:
+        stages = [drafters.make("prompt_lookup", target, **keys)]
+    [drafter] = build(target, stages, gaps=True)
     if drafter.features or drafter.taps:
         raise UserError(
             f"{name}: {drafter.name} reads the output of the model that it drafts for, and the "

@@ -11,7 +11,7 @@ value. The noise of an inner round is ``RowKeys.inner`` of its number.
 No cache is written while the inner rounds run. ``settle`` commits what the outer target accepted.
 The parts of the inner drafter's state that are no overlays return to what they were before the
 inner text; so an inner drafter must not need the model's outputs, must be able to miss rounds, and
-learns nothing from inner verdicts (``_stages.allowed``).
+learns nothing from inner verdicts (``_stages.inside``).
 """
 
 from __future__ import annotations
@@ -84,14 +84,12 @@ class Run(struct.PyTreeNode):
 
 
 def run(
-    system: System,
-    params: ModelParams,
-    keys: RowKeys,
-    context: Context,
-    cache: overlay.OverlayCache,
-    inner: Any,
+    system: System, params: ModelParams, keys: RowKeys, context: Context, cache: Any, inner: Any
 ) -> Run:
-    """Rounds of the inner system until every row has ``gamma`` tokens, or has failed."""
+    """Rounds of the inner system until every row has ``gamma`` tokens, or has failed.
+
+    ``cache`` is an overlay's, and ``inner`` the state of the inner drafter.
+    """
     model, below = overlay.overlay(system.reader.model), system.below(params)
     batch, gamma = context.length.shape[0], system.gamma
     # A verdict is written as a whole, also where it is cut.
@@ -171,9 +169,8 @@ def _scored(
         fed = jnp.max(tree.fed_nodes(draft, state.done)) + 1
         index = jnp.searchsorted(jnp.asarray(sizes), fed)
         out, block = jax.lax.switch(index, [Bound(score, width) for width in sizes])
-    return Scored(
-        out._replace(logits=outcome.mapped(state, draft, out.logits, for_draft=True)), block
-    )
+    logits = outcome.mapped(state, draft, out.logits, for_draft=True)
+    return Scored(out._replace(logits=logits), block)
 
 
 def _places(draft: Draft, info: StepInfo) -> Array:
@@ -193,12 +190,9 @@ def _places(draft: Draft, info: StepInfo) -> Array:
 
 def _no_verdict(draft: Draft) -> Verdict:
     """A verdict of a round in which another drafter proposed."""
-    batch, longest = draft.tokens.shape[0], draft.longest
-    return Verdict(
-        jnp.full((batch, longest + 1), -1, jnp.int32),
-        jnp.zeros((batch,), jnp.int32),
-        jnp.full((batch, longest), -1, jnp.int32),
-    )
+    batch, size = draft.tokens.shape[0], draft.longest
+    tokens = jnp.full((batch, size + 1), -1, jnp.int32)
+    return Verdict(tokens, jnp.zeros((batch,), jnp.int32), jnp.full((batch, size), -1, jnp.int32))
 
 
 def _plain(state: Any) -> list[Any]:
@@ -211,9 +205,7 @@ def restored(state: Any, before: list[Any]) -> Any:
     """The state with the leaves ``before`` in place of those that are no overlays."""
     leaves, shape = jax.tree.flatten(state, is_leaf=overlay.is_overlay)
     rest = iter(before)
-    return jax.tree.unflatten(
-        shape, [leaf if overlay.is_overlay(leaf) else next(rest) for leaf in leaves]
-    )
+    return shape.unflatten([leaf if overlay.is_overlay(leaf) else next(rest) for leaf in leaves])
 
 
 # Tokens that a model is fed in one pass to read what its cache lacks.
@@ -231,22 +223,18 @@ class State(struct.PyTreeNode):
     text: Array  # i32[B] length of the committed text
 
 
-def init(
-    system: System, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
+def init(system: System, params: ModelParams, context: Context, out: Output, slots: int) -> State:
     """The state after the prompt; the arguments are those of ``Drafter.init``."""
     reader, below = system.reader, system.below(params)
     # The text of the inner rounds is longer than the committed one.
     inner_slots = slots + system.gamma + system.drafter.longest + 1
     nothing = reader.model.no_output(context.length.shape[0])
     inner = system.drafter.init(below, context, nothing, inner_slots)
-    kept = reader.init(params, context, target_out, slots + system.room)
-
-    def block() -> Any:
-        return _open(system, params, context, kept)[0].block
+    kept = reader.init(params, context, out, slots + system.room)
 
     zero = jnp.zeros_like(context.length)
-    return State(kept, inner, tree.zeros(block), zero, zero, context.length)
+    block = tree.zeros(lambda: _open(system, params, context, kept)[0].block)
+    return State(kept, inner, block, zero, zero, context.length)
 
 
 def draw(
@@ -259,7 +247,11 @@ def draw(
     """
     cache, kept = _open(system, params, context, state.kept)
     begin = cache.base.length
-    cache = _caught_up(system, params, context, cache)
+    # Of the tokens before the pending one, those that the overlay does not have yet.
+    if width := min(system.lag, CHUNK):
+        model, own = overlay.overlay(system.reader.model), system.reader.params(params)
+        last = context.length - 1
+        cache = _small_model.catch_up(model, width, own, context.tokens, last, cache)
     end = run(system, params, keys, context, cache, state.inner)
     place = context.length[:, None] + jnp.arange(system.gamma)
     tokens = jnp.take_along_axis(end.state.tokens, place, axis=1)
@@ -272,12 +264,7 @@ def draw(
 
 
 def settle(
-    system: System,
-    params: ModelParams,
-    state: State,
-    accepted: Array,
-    verdict: Verdict,
-    target_out: Output,
+    system: System, params: Any, state: State, accepted: Array, verdict: Verdict, out: Output
 ) -> State:
     """The state after a verdict. ``accepted`` i32[B]: how many tokens of its main chain are kept.
 
@@ -289,7 +276,7 @@ def settle(
     length = state.text + jnp.minimum(accepted, verdict.count - 1)
     count = jnp.where(alive, jnp.clip(length - state.begin, 0, state.count), 0)
     drafted = Drafted(state.block, count, None)
-    kept = system.reader.commit(params, state.kept, drafted, verdict, target_out)
+    kept = system.reader.commit(params, state.kept, drafted, verdict, out)
     inner = overlay.settle_all(state.inner, system.depth, length, alive)
     return state.replace(kept=kept, inner=inner)
 
@@ -309,55 +296,32 @@ def _probs_of(context: Context, tokens: Array, logits: Array) -> Array:
     return jax.lax.cond(jnp.all(context.sampling.greedy), lambda: zeros, sampled)
 
 
-def _open(
-    system: System, params: ModelParams, context: Context, kept: Any
-) -> tuple[overlay.OverlayCache, Any]:
+def _open(system: System, params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
     """An empty overlay on the cache of the committed text, and what the reader keeps."""
     reader = system.reader
     cache, kept = reader.view(params, context, kept)
     return overlay.open_on(reader.model, reader.params(params), cache, system.room), kept
 
 
-def _caught_up(
-    system: System, params: ModelParams, context: Context, cache: overlay.OverlayCache
-) -> overlay.OverlayCache:
-    """The overlay after it was fed all tokens before the pending one that it does not have yet."""
-    width = min(system.lag, CHUNK)
-    if not width:
-        return cache
-    model, own = overlay.overlay(system.reader.model), system.reader.params(params)
-    return _small_model.catch_up(model, width, own, context.tokens, context.length - 1, cache)
-
-
-def own_cache(
-    model: LM, params: Callable[[ModelParams], Params], rooms: Sequence[int] = ()
-) -> Inner:
+def own_cache(model: LM, params: Callable[..., Params], rooms: Sequence[int] = ()) -> Inner:
     """The reader of a model that has a cache of its own, with the committed text.
 
     ``rooms``: for each system that it drafts inside, the outermost one first, the places of the
     overlay that this system puts on the cache.
     """
-    models = [model]
+    init, outermost = Bound(_begin, model, params, tuple(rooms)), model
     for _ in rooms:
-        models.append(overlay.overlay(models[-1]))
-
-    init = Bound(_begin, tuple(models), params, tuple(rooms))
-    return Inner(models[-1], params, _same_view, init, Bound(_commit, models[-1]))
+        outermost = overlay.overlay(outermost)
+    return Inner(outermost, params, _same_view, init, Bound(_commit, outermost))
 
 
 def _begin(
-    models: tuple[LM, ...],
-    params: Callable[[ModelParams], Params],
-    rooms: tuple[int, ...],
-    given: ModelParams,
-    context: Context,
-    target_out: Output,
-    slots: int,
+    model: LM, params: Callable, rooms: tuple, given: Any, context: Context, _: Any, slots: int
 ) -> Any:
     own = params(given)
-    cache = _small_model.fed(models[0], own, context, slots + sum(rooms))
-    for lower, room in zip(models, rooms, strict=False):
-        cache = overlay.open_on(lower, own, cache, room)
+    cache = _small_model.fed(model, own, context, slots + sum(rooms))
+    for room in rooms:
+        cache, model = overlay.open_on(model, own, cache, room), overlay.overlay(model)
     return cache
 
 

@@ -15,6 +15,7 @@ first model 1 of the second and 10 of the lookup; for the second 10 of the looku
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -86,16 +87,14 @@ def parse(given: str | Sequence[Sequence[int]] | None, models: int) -> Lengths:
 
 def _read(given: str | Sequence[Sequence[int]]) -> list[list[int]]:
     """The rows of a text "5,14,10;1,10;10", or of lists."""
-    wrong = f"lengths is {given!r}; give rows of whole numbers, as in '5,14,10;1,10;10'"
+    number: Any = int if isinstance(given, str) else operator.index
+    rows: Any = [row.split(",") for row in given.split(";")] if isinstance(given, str) else given
     try:
-        if isinstance(given, str):
-            return [[int(size) for size in row.split(",")] for row in given.split(";")]
-        rows = [list(row) for row in given]
+        return [[number(size) for size in row] for row in rows]
     except (TypeError, ValueError):
-        raise UserError(wrong) from None
-    if not all(isinstance(size, int) for row in rows for size in row):
-        raise UserError(wrong)
-    return rows
+        raise UserError(
+            f"lengths is {given!r}; give rows of whole numbers, as in '5,14,10;1,10;10'"
+        ) from None
 
 
 def _upper(row: list[int], number: int, size: int) -> tuple[int, ...]:
@@ -242,8 +241,7 @@ def _drafter_of(
         systems.append(System(reader, inner, cascade.rule, gamma, lag + before, before, depth))
         before += gamma
     leaf = None
-    if sizes[-1]:
-        assert cascade.leaf is not None
+    if cascade.leaf is not None and sizes[-1]:
         leaf = _stages.with_params(_row.shortened(cascade.leaf, sizes[-1]), "leaf")
     row = Row(tuple(systems), leaf, cascade.models[0].vocab_size)
     return _row.build("cascade", row, init_params)

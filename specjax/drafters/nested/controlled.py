@@ -104,8 +104,7 @@ class Keys(declare.Keys):
     )
 
     def check(self) -> None:
-        only = "one inner drafter and got {got}; give one"
-        _stages.check("controlled", self.drafters, only)
+        _stages.check("controlled", self.drafters, "one inner drafter and got {got}; give one")
         if self.length and self.rate is not None:
             raise UserError("controlled takes a rate or a length, not both; leave one of them out")
 
@@ -128,26 +127,23 @@ def make(target: LM, keys: Keys) -> Drafter:
         )
     rates = _rates(keys, stage.longest)
     stage = _stages.with_params(stage, "drafter")
-    return Drafter(
+    return stage._replace(
         init_params=Bound(_init_params, stage, rates),
         init=Bound(_init, target, stage),
         propose=Bound(_propose, target.vocab_size, stage),
         update=Bound(_update, stage),
-        nodes=stage.nodes,
         name="controlled",
-        siblings=stage.siblings,
-        depth=stage.depth,
         # The recorded continuation needs the target.
         features=True,
-        taps=stage.taps,
         # The continuation of the prompt, and not of the text.
         history=True,
-        gaps=stage.gaps,
         rare=Rare(rows=stage.rare.rows, check_rows=stage.rare.check_rows),
-        constant_cost=stage.constant_cost,
         # Every round costs the same.
         whole=True,
+        adaptive=False,
         greedy_only=True,
+        probs=None,
+        training=None,
     )
 
 

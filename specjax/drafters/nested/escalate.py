@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import declare, tree
+from specjax.accept.verdict import parents as parents_of
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _limited
@@ -103,6 +104,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     stages = tuple(_stages.with_params(stage, index) for index, stage in enumerate(stages))
     settings = Settings(target.vocab_size, stages, _siblings(stages), keys.least, decay)
     learn = Bound(_learn, settings) if any(stage.rare.learn for stage in stages) else None
+    check_rows = _limited.check_rows(stage.rare for stage in stages)
     return Drafter(
         init_params=Bound(_init_params, settings),
         init=Bound(_init, settings),
@@ -116,11 +118,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         taps=_stages.taps(stages),
         history=keys.least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
-        rare=Rare(
-            learn=learn,
-            check_rows=_limited.check_rows(stage.rare for stage in stages),
-            lengths=_lengths(stages),
-        ),
+        rare=Rare(learn=learn, check_rows=check_rows, lengths=_lengths(stages)),
     )
 
 
@@ -152,10 +150,9 @@ def _siblings(stages: Sequence[Drafter]) -> str:
 
 
 def _init_params(settings: Settings, key):
-    return tuple(
-        stage.init_params(None if key is None else jax.random.fold_in(key, index))
-        for index, stage in enumerate(settings.stages)
-    )
+    numbers = range(len(settings.stages))
+    keys = [None if key is None else jax.random.fold_in(key, number) for number in numbers]
+    return tuple(stage.init_params(own) for stage, own in zip(settings.stages, keys, strict=True))
 
 
 def _init(settings: Settings, params, context, target_out, slots):
@@ -163,8 +160,7 @@ def _init(settings: Settings, params, context, target_out, slots):
     for stage in settings.stages:
         own, out = (_stages.with_taps(stage, layers, each) for each in (context, target_out))
         # Each drafter gets the slots that it would have alone.
-        size = slots - settings.nodes + stage.nodes
-        states.append(stage.init(params, own, out, size))
+        states.append(stage.init(params, own, out, slots - settings.nodes + stage.nodes))
     batch, count = context.length.shape[0], len(states)
     winner = jnp.full((batch,), count, jnp.int32)
     return State(tuple(states), winner, jnp.ones((batch, count), jnp.float32))
@@ -175,11 +171,10 @@ def _propose(settings: Settings, params, keys, context, state):
     winner = last = jnp.full((batch,), no_winner, jnp.int32)
     finished = jnp.zeros((batch,), bool) if context.done is None else context.done
     states, drafts, layers = [], [], _stages.taps(settings.stages)
-    for index, stage in enumerate(settings.stages):
+    for index, (stage, own) in enumerate(zip(settings.stages, state.states, strict=True)):
         inner_keys = keys.inner(index, same_target=True)
         asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
         seen = _stages.with_taps(stage, layers, context)
-        own = state.states[index]
         draft, after = _stages.run_if(asked.any(), stage, own, params, inner_keys, seen)
         proposed = tree.exists(draft.valid, draft.parents).any(-1)
         winner, last = jnp.where(asked & proposed, index, winner), jnp.where(asked, index, last)
@@ -202,21 +197,18 @@ def _merge(settings: Settings, drafts: Sequence[Draft], winner: Array) -> Draft:
             "and one of them samples"
         )
     every = _stages.probs_of(drafts, settings.vocab_size) if sampled else [None] * len(drafts)
-    merged, finite = None, jnp.ones((batch,), bool)
-    fed = jnp.zeros((batch,), jnp.int32)
+    merged: Any = None
+    finite, fed = jnp.ones((batch,), bool), jnp.zeros((batch,), jnp.int32)
     for index, (draft, probs) in enumerate(zip(drafts, every, strict=True)):
-        mine, above = winner == index, draft.parents
-        if above is None:
-            above = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1]) - 1, draft.tokens.shape)
+        mine = winner == index
         # The parent of a node that pads a draft is -1.
-        own = tree.sized((draft.tokens, draft.valid, above + 1, probs), settings.nodes)
+        own = tree.sized((draft.tokens, draft.valid, parents_of(draft) + 1, probs), settings.nodes)
         merged = jax.tree.map(jnp.zeros_like, own) if merged is None else merged
         merged = tree.where_rows(mine, own, merged)
         if draft.finite is not None:
             finite &= draft.finite | ~mine
         if draft.fed is not None:
             fed = jnp.where(mine, draft.fed, fed)
-    assert merged is not None
     tokens, valid, parents, probs = merged
     if chain:
         return Draft(tokens, valid, probs=probs, finite=finite, fed=fed)
@@ -240,9 +232,7 @@ def _update(settings: Settings, params, state, draft, verdict, target_out):
     return State(tuple(states), state.winner, rate)
 
 
-def _part_of(
-    stage: Drafter, won: Array, draft, verdict, target_out
-) -> tuple[Draft, Verdict, Output]:
+def _part_of(stage: Drafter, won: Array, draft, verdict, out) -> tuple[Draft, Verdict, Output]:
     """The draft, verdict and outputs of one inner drafter, in its sizes.
 
     The verdict counts 0 in rows where ``won`` bool[B] is False.
@@ -255,13 +245,10 @@ def _part_of(
         parents = jnp.full_like(draft.tokens, -1)
     nodes = _sized(Draft(draft.tokens, draft.valid, parents, draft.probs), n, stage.whole)
     own_draft = nodes.replace(finite=draft.finite, depth=stage.depth)
-    own_verdict = Verdict(
-        jnp.where(keep, verdict.tokens[:, : m + 1], -1),
-        jnp.where(won, verdict.count, 0),
-        jnp.where(keep, verdict.path[:, :m], -1),
-    )
-    whole = stage.whole and stage.features
-    own_out = Output(*_sized(tuple(target_out), n + 1, whole))
+    tokens = jnp.where(keep, verdict.tokens[:, : m + 1], -1)
+    count = jnp.where(won, verdict.count, 0)
+    own_verdict = Verdict(tokens, count, jnp.where(keep, verdict.path[:, :m], -1))
+    own_out = Output(*_sized(tuple(out), n + 1, stage.whole and stage.features))
     return own_draft, own_verdict, own_out
 
 

@@ -54,13 +54,9 @@ class _Settings(NamedTuple):
     width: int
 
     @property
-    def gamma(self) -> int:
-        return self.system.gamma
-
-    @property
     def parents(self) -> list[int]:
         """[N]: the chain has the first numbers, then come the siblings of each depth."""
-        chain = range(-1, self.gamma - 1)
+        chain = range(-1, self.system.gamma - 1)
         return [*chain, *(above for above in chain for _ in range(self.width - 1))]
 
 
@@ -107,7 +103,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         init_params=Bound(_init_params, own, lookup),
         init=Bound(_system.init, system),
         propose=Bound(_propose, settings),
-        update=Bound(_update, settings),
+        update=Bound(_update, system),
         nodes=keys.gamma * keys.width,
         name="staged",
         siblings=CHAIN if keys.width == 1 else WITHOUT_REPLACEMENT,
@@ -151,7 +147,7 @@ def _propose(
         jnp.broadcast_to(parents, (batch, len(parents))),
         joined(drawn.probs, probs),
         finite=drawn.finite,
-        depth=settings.gamma,
+        depth=settings.system.gamma,
     )
     return draft, state
 
@@ -172,7 +168,7 @@ def _siblings(
 
     def sampled() -> tuple[Array, Array, Array]:
         weights = jnp.where(jnp.arange(vocab) == drawn.tokens[..., None], 0, probs)
-        tokens, exist = keys.draw_distinct(DRAFT, weights, others, jnp.arange(settings.gamma))
+        tokens, exist = keys.draw_distinct(DRAFT, weights, others, jnp.arange(probs.shape[1]))
         order = jnp.concatenate([drawn.tokens[..., None], tokens], -1)
         greedy = context.sampling.greedy[:, None, None]
         each = without_replacement(probs, order)[:, :, 1:]
@@ -187,13 +183,7 @@ def _siblings(
 
 
 def _update(
-    settings: _Settings,
-    params: ModelParams,
-    state: _system.State,
-    draft: Draft,
-    verdict: Verdict,
-    target_out: Output,
+    system: System, params: ModelParams, state: Any, draft: Draft, verdict: Verdict, out: Output
 ) -> _system.State:
-    on_chain = (verdict.path >= 0) & (verdict.path < settings.gamma)
-    accepted = on_chain.sum(-1, dtype=jnp.int32)
-    return _system.settle(settings.system, params, state, accepted, verdict, target_out)
+    on_chain = (verdict.path >= 0) & (verdict.path < system.gamma)
+    return _system.settle(system, params, state, on_chain.sum(-1, dtype=jnp.int32), verdict, out)

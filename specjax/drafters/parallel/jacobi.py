@@ -76,10 +76,8 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 def _init(settings: Keys, vocab_size: int, params, context, target_out, slots):
     batch, gamma = context.length.shape[0], settings.gamma
-    logits = None
-    if settings.seeded:
-        # Always float32: the models' logits are, and a guess needs no more.
-        logits = jnp.zeros((batch, gamma + 1, vocab_size), jnp.float32)
+    # Always float32: the models' logits are, and a guess needs no more.
+    logits = jnp.zeros((batch, gamma + 1, vocab_size), jnp.float32) if settings.seeded else None
     return State(
         best=jnp.zeros((batch, gamma + 1), jnp.int32),
         logits=logits,

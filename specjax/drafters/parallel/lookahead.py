@@ -128,9 +128,8 @@ def _init(settings: Keys, vocab: int, params, context, target_out, slots):
 
     if settings.pool_from_prompt and size >= ngram:
         pool = jax.lax.fori_loop(0, size - rows, from_prompt, pool)
-    return State(
-        _new_columns(settings, context), jnp.ones((batch,), jnp.int32), context.length, pool
-    )
+    columns = _new_columns(settings, context)
+    return State(columns, jnp.ones((batch,), jnp.int32), context.length, pool)
 
 
 def _new_columns(settings: Keys, context) -> Array:

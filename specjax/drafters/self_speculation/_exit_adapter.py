@@ -62,8 +62,8 @@ class Adapter(NamedTuple):
     layer: int  # how many layers are computed
     # The model of these layers. With an adapter, the last of them is its only tap.
     part: LM
-    # What it uses of the target; None: an exit without parameters uses the part's own logits.
-    ends: Ends | None
+    # What it uses of the target. An exit without parameters uses the part's own logits.
+    ends: Ends
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def logits(
     adapter: Adapter,
     params: ModelParams,
     out: Output,
-    cache: KVCache | None = None,
+    cache: Any = None,
     layout: Layout | None = None,
     block: KVBlock | None = None,
 ) -> tuple[Array, Any]:
@@ -123,30 +123,22 @@ def logits(
     if shape.kind == LINEAR:
         x = x + module.linear(x)
     if shape.kind == LAYER:
-        assert cache is not None
-        x, own = _attended(adapter, module, x, cache, layout, block)
+        x, own = _attended(shape, module, x, cache, layout, block)
     if shape.kind != NONE:
         x = module.norm(x).astype(out.taps[0].dtype)
     if shape.vocab is not None:
         x = x.astype(module.head.kernel.dtype)
         return in_float32(module.head(x)), own
-    assert adapter.ends is not None
     return in_float32(adapter.ends.unembed(params.target, x)), own
 
 
 def _attended(
-    adapter: Adapter,
-    module: Any,
-    x: Array,
-    cache: KVCache,
-    layout: Layout | None,
-    block: KVBlock | None,
+    shape: Shape, module: Any, x: Array, cache: Any, layout: Layout | None, block: KVBlock | None
 ) -> tuple[Array, KVBlock]:
     """x [B,T,E] with the result of the attention, and the keys and values."""
     fed = 0 if block is None else block.size
     view = past(cache, x.shape[1], layout, fed)
-    angle = rope_angle(adapter.shape.config, view.positions)
-    own = stored(cache, block, 0)
+    angle, own = rope_angle(shape.config, view.positions), stored(cache, block, 0)
     attended, k, v = module.attention(module.attention_norm(x), angle, view, own)
     x = x + attended
     return x, KVBlock((k,), (v,), x[..., 0].astype(jnp.float32))
@@ -159,7 +151,7 @@ def remember(adapter: Adapter, params: ModelParams, features: Array, cache: KVCa
     """
     module = MODULE.merge(adapter.shape, params.draft)
     x = features.astype(module.norm.scale.dtype)
-    block = _attended(adapter, module, x, cache, None, None)[1]
+    block = _attended(adapter.shape, module, x, cache, None, None)[1]
     # Not the result of the attention: the block then depends on the features alone.
     return block.replace(output=block.k[0][..., 0, 0].astype(jnp.float32))
 
@@ -288,10 +280,8 @@ def _init(
     return Kept(cache, jnp.zeros((batch, depth + 1, width), features.dtype))
 
 
-def _commit(
-    params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, target_out: Output
-) -> Kept:
+def _commit(params: ModelParams, kept: Kept, drafted: None, verdict: Verdict, out: Output) -> Kept:
     """``Inner.commit``: keeps the target's hidden states of the pending token and the path."""
-    [features] = growth.fed_to_target(target_out.taps, verdict)
+    [features] = growth.fed_to_target(out.taps, verdict)
     alive = (verdict.count > 0)[:, None, None]
     return kept.replace(features=jnp.where(alive, features, kept.features))

@@ -8,6 +8,7 @@ reads the cache (``Inner.model``), and which part of it (``Inner.view``).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,15 +26,10 @@ from specjax.types import (
     LowerLayers,
     ModelParams,
     Params,
-    Training,
     no_params,
     no_state,
     same_state,
 )
-
-
-def _targets(params: ModelParams) -> Params:
-    return params.target
 
 
 def _whole(params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
@@ -46,7 +42,7 @@ class Inner(NamedTuple):
 
     model: LM  # ``Inside.part`` of the target, or another model with the same cache
     # (ModelParams) -> the model's parameters
-    params: Callable[[ModelParams], Params] = _targets
+    params: Callable[[ModelParams], Params] = operator.attrgetter("target")
     # (params, context, kept) -> (the cache that the model reads, kept): at the begin of a round.
     view: Callable[..., tuple[Any, Any]] = _whole
     # What the view keeps between rounds: as ``Stepper.init`` and ``Stepper.commit``.
@@ -59,31 +55,18 @@ class Inner(NamedTuple):
 
 
 def build(
-    name: str,
-    inner: Inner,
-    plan: Plan,
-    *,
-    init_params: Callable[..., Any] = no_params,
-    gaps: bool = True,
-    probs: Callable[..., Array] | None = None,
-    training: Training | None = None,
+    name: str, inner: Inner, plan: Plan, init_params: Callable[..., Any] = no_params, **more: Any
 ) -> Drafter:
     """The drafter ``name``, which grows its drafts with this model.
 
-    ``gaps``: whether other drafters may propose in some rounds. The other arguments are those of
-    ``Drafter``. L1 with a rule that takes its siblings.
+    The other arguments are those of ``growth.build``; ``gaps`` is True without it. L1 with a rule
+    that takes its siblings.
 
     Raises UserError for drafts longer than a sliding window of the model.
     """
-    stepper = Stepper(
-        init=inner.init,
-        begin=Bound(_begin, name, inner),
-        step=Bound(_step, inner),
-        commit=inner.commit,
-        looped=True,
-        lends_block=inner.lower is not None,
-    )
-    more = {"probs": probs, "training": training, "features": inner.features, "gaps": gaps}
+    functions = Bound(_begin, name, inner), Bound(_step, inner), inner.init, inner.commit
+    stepper = Stepper(*functions, looped=True, lends_block=inner.lower is not None)
+    more = {"features": inner.features, "gaps": True} | more
     drafter = growth.build(name, stepper, plan, init_params, **more)
     check_window(inner.model, drafter)
     return drafter._replace(rare=drafter.rare._replace(lower=inner.lower))

@@ -35,11 +35,7 @@ class Skips(NamedTuple):
 
     def left(self, layers: int) -> Sublayers:
         """The sublayers that a model of so many layers still computes."""
-        every = range(layers)
-        return Sublayers(
-            tuple(layer for layer in every if layer not in self.attention),
-            tuple(layer for layer in every if layer not in self.mlp),
-        )
+        return Sublayers(*(tuple(n for n in range(layers) if n not in skipped) for skipped in self))
 
 
 def read(target: LM, attention: Layers, mlp: Layers) -> Skips:

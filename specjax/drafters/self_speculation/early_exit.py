@@ -184,16 +184,11 @@ def make(target: LM, keys: Keys) -> Drafter:
     plan = growth.read(method, keys)
     if keys.reuse:
         _check_reuse(target, plan)
-    drafter = _own_cache.build(
-        "early_exit",
-        _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse),
-        plan,
-        init_params=given.init_params("early_exit"),
-        gaps=exit_.shape.kind != _exit_adapter.LAYER,
-        probs=Bound(probs, exit_),
-        training=_training(target, exit_, plan),
-    )
-    return drafter._replace(taps=() if exit_.shape.kind == NONE else exit_.taps)
+    inner, kind = _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse), exit_.shape.kind
+    own, training = given.init_params("early_exit"), _training(target, exit_, plan)
+    more = {"gaps": kind != LAYER, "probs": Bound(probs, exit_), "training": training}
+    drafter = _own_cache.build("early_exit", inner, plan, own, **more)
+    return drafter._replace(taps=() if kind == NONE else exit_.taps)
 
 
 def _check_reuse(target: LM, plan: Plan) -> None:
@@ -208,18 +203,14 @@ def _check_reuse(target: LM, plan: Plan) -> None:
 
 def _training(target: LM, exit_: Adapter, plan: Plan) -> Training:
     """Forecasts, and with parameters how they are trained."""
-    if exit_.shape.kind != NONE:
-        target = target.with_taps(exit_.taps)
-    logits, both = Bound(logits_of, exit_), Bound(both_logits, exit_, target)
     whole = exit_.shape.kind == NONE
-    forecasts = _foresee.of_text(logits, both, plan)
+    target = target if whole else target.with_taps(exit_.taps)
+    forecasts = _foresee.of_text(Bound(logits_of, exit_), Bound(both_logits, exit_, target), plan)
     training = Training(**forecasts, facts=exit_.facts, reads_tokens=whole)
     if not exit_.shape.trained:
         return training
-    return training._replace(
-        loss=Bound(loss, exit_, target, ce=0.0, teacher=1.0),
-        start=Bound(_exit_adapter.start, exit_, target),
-    )
+    own = Bound(loss, exit_, target, ce=0.0, teacher=1.0)
+    return training._replace(loss=own, start=Bound(_exit_adapter.start, exit_, target))
 
 
 def acceptance_by_layer(
@@ -267,11 +258,11 @@ def acceptance_by_layer(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _of_text(
-    target: LM, params: Params, text: Array, places: Array, how: sampling.Sampling
-) -> Array:
-    """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T]."""
-    assert target.layers and target.unembed is not None and target.inside.last_norm is not None
+def _of_text(target: Any, params: Any, text: Array, places: Array, how: sampling.Sampling) -> Array:
+    """f[L,N]: the overlap of every exit with the target at ``places`` i32[N] of a text i32[1,T].
+
+    ``target`` is an ``LM`` with layers, a last norm and a head.
+    """
     unembed, last_norm = target.unembed, target.inside.last_norm
     tapped = target.with_taps(tuple(range(target.layers)))
     out, _ = tapped.apply(params, text, target.init_cache(1, 0))
@@ -286,10 +277,8 @@ def _of_text(
     return jax.lax.map(one, taps)
 
 
-_ATTENTION = {
-    module: decoder_layers.NAMES[module]
-    for module in ("attention_norm", "attention.q", "attention.k", "attention.v", "attention.o")
-}
+_PARTS = ("attention_norm", "attention.q", "attention.k", "attention.v", "attention.o")
+_ATTENTION = {part: decoder_layers.NAMES[part] for part in _PARTS}
 
 
 class _Files(Codec):
@@ -308,9 +297,7 @@ class _Files(Codec):
     }
 
 
-def logits(
-    adapter: Adapter, params: ModelParams, tokens: Array, segments: Array | None = None
-) -> Array:
+def logits(adapter: Adapter, params: ModelParams, tokens: Array, segments: Any = None) -> Array:
     """f[B,T,V]: what the exit predicts after each token of i32[B,T]."""
     out = lm.forward(adapter.part, params.target, tokens, segments)
     return _read(adapter, params, out, segments)
@@ -318,7 +305,7 @@ def logits(
 
 def _read(adapter: Adapter, params: ModelParams, out: Output, segments: Array | None) -> Array:
     """The exit's logits, from the outputs along whole texts."""
-    if adapter.shape.kind != _exit_adapter.LAYER:
+    if adapter.shape.kind != LAYER:
         return _exit_adapter.logits(adapter, params, out)[0]
     cache = _exit_adapter.init_cache(adapter, params, len(out.taps[0]), 0)
     layout = None if segments is None else tree.segments(segments)

@@ -29,23 +29,14 @@ from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import growth
-from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.self_speculation import _own_cache, _skip_sets
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.drafters.shared_keys import TreeKeys
 from specjax.prompt import check_window
 from specjax.topology import shapes
-from specjax.types import (
-    LM,
-    Array,
-    Context,
-    Drafter,
-    ModelParams,
-    Sublayers,
-    Verdict,
-    no_params,
-)
+from specjax.types import LM, Array, Context, Drafter, ModelParams, Verdict, no_params
 
 # Several sets of skipped sublayers: each row drafts with the one that paid best in its text.
 #
@@ -75,24 +66,6 @@ class Setup(NamedTuple):
     models: tuple[LM, ...]  # the parts
     costs: tuple[float, ...]  # of a draft step with each, in plain steps
     depth: int  # M, draft steps in a round
-
-
-def build(target: LM, parts: tuple[Sublayers, ...], plan: Plan) -> Drafter:
-    """The drafter. Raises UserError for drafts longer than a sliding window of the model."""
-    assert target.layers is not None
-    costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
-    setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
-    stepper = Stepper(
-        init=Bound(_init, setup),
-        begin=Bound(_begin, setup),
-        step=Bound(_step, setup),
-        commit=Bound(_commit, setup),
-        looped=True,
-    )
-    drafter = growth.build("layer_skip", stepper, plan, no_params, gaps=False)
-    check_window(target, drafter)
-    # A draft step costs what those sets cost that the rows have taken.
-    return drafter._replace(history=True, constant_cost=False)
 
 
 def _init(setup: Setup, params: ModelParams, context: Context, *_: Any) -> State:
@@ -176,16 +149,22 @@ def make(target: LM, keys: Keys) -> Drafter:
 
     Raises:
         UserError: layers that the target does not have, a set that leaves nothing, a shape that
-            does not fit.
+            does not fit, drafts longer than a sliding window of the target.
     """
     chosen = _skip_sets.read(target, keys.skip_attention, keys.skip_mlp)
     more = _skip_sets.files_of(keys.choices)
     sets = [chosen, *(_skip_sets.read(target, file, file) for file in more)]
     assert target.layers is not None
-    layers = target.layers
-    parts = list(dict.fromkeys(each.left(layers) for each in sets))
+    parts = tuple(dict.fromkeys([each.left(target.layers) for each in sets]))
     plan = growth.read(Method("layer_skip", shapes.chain(GAMMA), "iid", target.vocab_size), keys)
-    if len(parts) > 1:
-        return build(target, tuple(parts), plan)
-    inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
-    return _own_cache.build("layer_skip", inner, plan, probs=probs)
+    if len(parts) == 1:
+        inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
+        return _own_cache.build("layer_skip", inner, plan, probs=probs)
+    costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
+    setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
+    begin, step, init, commit = (Bound(each, setup) for each in (_begin, _step, _init, _commit))
+    stepper = Stepper(begin, step, init, commit, looped=True)
+    drafter = growth.build("layer_skip", stepper, plan, no_params)
+    check_window(target, drafter)
+    # A draft step costs what those sets cost that the rows have taken.
+    return drafter._replace(history=True, constant_cost=False)

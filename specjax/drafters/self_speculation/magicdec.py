@@ -83,7 +83,6 @@ VIEWS: dict[str, dict[str, int]] = {
     "snapkv": {"window": 32, "queries": 32, "pool": 5},
     "retrieval": {"chunk": 8, "refresh": 16},
 }
-LEAST = {"sinks": 0}
 
 
 def view_of(name: str, model: LM, budget: int, most: int, **given: Any) -> View:
@@ -93,17 +92,17 @@ def view_of(name: str, model: LM, budget: int, most: int, **given: Any) -> View:
     default. Raises UserError for an unknown view, a key of another view, or a wrong value.
     """
     one_of("view", name, tuple(VIEWS))
+    given = {setting: value for setting, value in given.items() if value is not None}
     for setting, value in given.items():
-        if value is not None and setting not in VIEWS[name]:
+        if setting not in VIEWS[name]:
             owner = next(view for view, own in VIEWS.items() if setting in own)
             raise UserError(
                 f"{setting} is {value} and the view is {name}; {setting} belongs to the view "
                 f"{owner}, so leave it out or choose {owner}"
             )
-    keys = {}
-    for setting, default in VIEWS[name].items():
-        value = default if given.get(setting) is None else given[setting]
-        keys[setting] = whole(setting, value, LEAST.get(setting, 1))
+    keys = VIEWS[name] | given
+    for setting, value in keys.items():
+        whole(setting, value, 0 if setting == "sinks" else 1)
     return getattr(views, name)(model, budget=whole("budget", budget, 1), most=most, **keys)
 
 

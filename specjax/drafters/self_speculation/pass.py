@@ -29,6 +29,7 @@ import numpy as np
 from flax import struct
 
 from specjax import declare
+from specjax.accept.verdict import parents as parents_of
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import _foresee, files, growth
@@ -57,8 +58,6 @@ from specjax.types import (
     Params,
     Training,
     Verdict,
-    no_state,
-    same_state,
 )
 
 REFERENCE = "monea2023pass"
@@ -148,17 +147,10 @@ def apply(setup: Setup, params: ModelParams, tokens: Array, cache: Any, layout: 
 
 def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
     """The drafter. L1 with a rule that takes its siblings. Raises UserError."""
-    accuracy = given.config.get("accuracy")
-    method = Method(
-        "pass",
-        shapes.chain(setup.depth),
-        "iid",
-        setup.target.vocab_size,
-        setup.depth,
-        True,
-        # Measured with two passes there is one level more, before the others.
-        accuracy[-setup.depth :] if accuracy and len(accuracy) >= setup.depth else None,
-    )
+    depth, vocab, accuracy = setup.depth, setup.target.vocab_size, given.config.get("accuracy")
+    # Measured with two passes there is one level more, before the others.
+    measured = accuracy[-depth:] if accuracy and len(accuracy) >= depth else None
+    method = Method("pass", shapes.chain(depth), "iid", vocab, depth, True, measured)
     plan = growth.read(method, keys)
     one = setup.calls == 1
     if one and plan.controller is not None and plan.controller.size is not None:
@@ -166,19 +158,14 @@ def _build(setup: Setup, keys: HeadKeys, given: Given) -> Drafter:
             f"control is {plan.controller.name!r}, and pass feeds as many nodes in every round "
             "with one call; give calls=2, or another controller"
         )
-    stepper = Stepper(
-        init=Bound(_init, setup) if one else no_state,
-        begin=Bound(_begin_behind if one else _begin_with_pass, setup),
-        step=growth.step_at_depth,
-        commit=Bound(_commit, setup, plan.growth.nodes) if one else same_state,
-        independent=True,
-    )
-    along, before = Bound(_along, setup), 2 - setup.calls
+    stepper = Stepper(Bound(_begin_with_pass, setup), growth.step_at_depth, independent=True)
+    if one:
+        begin, init = Bound(_begin_behind, setup), Bound(_init, setup)
+        commit = Bound(_commit, setup, plan.growth.nodes)
+        stepper = stepper._replace(begin=begin, init=init, commit=commit)
+    forecasts = _foresee.forecasts(Bound(_along, setup), plan, before=2 - setup.calls, ranked=depth)
     training = Training(
-        loss=Bound(loss, setup),
-        start=Bound(_start, setup),
-        **_foresee.forecasts(along, plan, before=before, ranked=setup.depth),
-        reads_tokens=True,
+        loss=Bound(loss, setup), start=Bound(_start, setup), reads_tokens=True, **forecasts
     )
     more = {"training": training, "features": one, "gaps": not one}
     drafter = growth.build("pass", stepper, plan, given.init_params("pass"), **more)
@@ -211,20 +198,14 @@ def _begin_behind(setup: Setup, params: ModelParams, context: Context, kept: Sta
 
 
 def _commit(
-    setup: Setup,
-    nodes: int,
-    params: ModelParams,
-    kept: State,
-    drafted: None,
-    verdict: Verdict,
-    target_out: Output,
+    setup: Setup, nodes: int, params: Any, kept: State, _: None, verdict: Verdict, out: Output
 ) -> State:
     # The last committed token that the target was fed: the pending token, or an accepted node.
     last = jnp.maximum(verdict.count - 1, 0)
     fed = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
     place = jnp.take_along_axis(fed, last[:, None], 1)
     own = 1 + nodes + place * setup.rows + jnp.arange(setup.rows)
-    hidden = jnp.take_along_axis(target_out.hidden, own[..., None], 1)
+    hidden = jnp.take_along_axis(out.hidden, own[..., None], 1)
     alive = verdict.count > 0
     return State(jnp.where(alive[:, None, None], hidden, kept.hidden), kept.known | alive)
 
@@ -248,14 +229,9 @@ def _propose(
     setup: Setup, drafter: Drafter, params: ModelParams, keys: RowKeys, context: Context, state: Any
 ) -> tuple[Draft, Any]:
     draft, state = drafter.propose(params, keys, context, state)
-    batch, nodes = draft.tokens.shape
-    parents = draft.parents
-    if parents is None:
-        parents = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32) - 1, (batch, nodes))
+    (batch, nodes), parents = draft.tokens.shape, parents_of(draft)
     more = (nodes + 1) * setup.rows
-    probs = draft.probs
-    if probs is not None:
-        probs = jnp.pad(probs, ((0, 0), (0, more), (0, 0)))
+    probs = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0))), draft.probs)
     behind = jnp.broadcast_to(jnp.asarray(_parents(nodes, setup.rows)), (batch, more))
     draft = Draft(
         tokens=jnp.concatenate([draft.tokens, ids(setup, batch, nodes + 1).reshape(batch, -1)], 1),

@@ -52,6 +52,15 @@ NOISE = 1e-2
 LAST = {"attention": "o", "mlp": "down"}
 
 
+def _times(value: Any) -> tuple[float, ...]:
+    """The numbers of the key ``verify``, or of its text. Raises UserError."""
+    try:
+        parts = value.split(",") if isinstance(value, str) and value else value
+        return tuple(map(float, parts))
+    except (TypeError, ValueError):
+        raise UserError(f"verify is {value!r}; give times in steps, as in '1,1.1,1.2'") from None
+
+
 class Settings(declare.Keys):
     """What the result depends on, with the target and the texts."""
 
@@ -61,7 +70,9 @@ class Settings(declare.Keys):
     temperature: float = key(0.0, "of the texts", least=0)
     texts_used: int = key(8, "conversations of the recording", least=1)
     width: int = key(128, "tokens of each", least=2)
-    verify: tuple[float, ...] = key((), "times of passes over 1, 2, ... tokens; (): always 1")
+    verify: tuple[float, ...] = key(
+        (), "times of passes over 1, 2, ... tokens; (): always 1", parse=_times
+    )
     objective: str = key("predicted", "what is maximised", choices=OBJECTIVES)
 
     def check(self) -> None:
@@ -83,13 +94,9 @@ class Trial(NamedTuple):
 
 
 def search(
-    target: hf.Loaded,
-    traces: Sequence[Trace],
-    directory: Path,
-    settings: Settings,
-    report: Callable[[str], Any],
+    target: hf.Loaded, traces: Sequence[Trace], folder: Path, settings: Settings, report: Callable
 ) -> dict:
-    """Searches, writes ``skips.json`` into ``directory``, and returns its content.
+    """Searches, writes ``skips.json`` into ``folder``, and returns its content.
 
     ``report`` gets the lines about the progress. Raises UserError: numbers out of range, a target
     without layers, a missing library.
@@ -97,16 +104,14 @@ def search(
     library()
     traces = traces[: settings.texts_used]
     evaluate = _evaluation(target, traces, settings)
-    mark = progress.fingerprint(
-        {"target": target.directory, **vars(settings)}, [[*t.prompt, *t.output] for t in traces]
-    )
-    store = progress.Progress(directory, mark)
+    facts = {"target": target.directory, **vars(settings)}
+    mark = progress.fingerprint(facts, [[*t.prompt, *t.output] for t in traces])
+    store = progress.Progress(folder, mark)
     if len(store):
         report(f"continues a search with {len(store)} trials")
     layers, done, began = target.config.num_layers, [], time.monotonic()
     for name, chosen in plan(layers, done, settings.trials, settings.seed):
-        stored = store.get(name)
-        if stored is None:
+        if (stored := store.get(name)) is None:
             skips = chosen()
             known = {trial.skips: trial for trial in done}
             trial = known[skips] if skips in known else evaluate(skips)
@@ -129,15 +134,13 @@ def search(
         "layers": layers,
         "settings": vars(settings),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    files.write_json(directory / FILE, result)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / FILE, result)
     store.forget()
     return result
 
 
-def _evaluation(
-    target: hf.Loaded, traces: Sequence[Trace], settings: Settings
-) -> Callable[[Skips], Trial]:
+def _evaluation(target: hf.Loaded, traces: Sequence[Trace], settings: Settings) -> Callable:
     """The function that gives the trial of a set."""
     check(target.lm, Skips((), ()))
     rows = texts([t.prompt for t in traces], [t.output for t in traces], settings.width)
@@ -162,23 +165,15 @@ def _tokens_per_second(
     own = {"skip_attention": skips.attention, "skip_mlp": skips.mlp}
     drafter = drafters.make("layer_skip", target.lm, gamma=gamma, **own)
     params, rule = ModelParams(target.params), accept.load("chain")
-    seconds = tokens = 0.0
+    how, seconds, tokens = sampling.make_sampling(1, settings.temperature), 0.0, 0.0
     width = max(len(trace.prompt) for trace in traces)
     new = max(len(trace.output) for trace in traces)
     for turn in range(2):  # the first one compiles
         for number_, trace in enumerate(traces):
             packed, lengths = decode.pack_prompts([trace.prompt], width)
-            state = decode.prefill(
-                target.lm,
-                drafter,
-                params,
-                packed,
-                lengths,
-                rng.row_keys(settings.seed, [number_]),
-                max_len=width + new,
-                limit=lengths + len(trace.output),
-                sampling=sampling.make_sampling(1, settings.temperature),
-            )
+            row = packed, lengths, rng.row_keys(settings.seed, [number_])
+            more = {"limit": lengths + len(trace.output), "max_len": width + new, "sampling": how}
+            state = decode.prefill(target.lm, drafter, params, *row, **more)
             began = time.perf_counter()
             state, _ = decode.generate(target.lm, drafter, rule, params, state, max_steps=new)
             jax.block_until_ready(state.tokens)
@@ -192,19 +187,16 @@ def _tokens_per_second(
 
 def _line(name: str, done: Sequence[Trial], layers: int, settings: Settings, seconds: float) -> str:
     best = max(done, key=lambda trial: trial.value)
-    total = count(layers, settings.trials)
     unit = "x" if settings.objective == "predicted" else " tokens/s"
     return (
-        f"{len(done)} of {total} trials ({name}), {seconds:.0f} s; "
+        f"{len(done)} of {count(layers, settings.trials)} trials ({name}), {seconds:.0f} s; "
         f"best {best.value:.3f}{unit}: "
         f"{len(best.skips.attention)} attentions and {len(best.skips.mlp)} feed-forward parts of "
         f"{layers} skipped, alpha {best.alpha:.3f}, cost {best.cost:.3f}, gamma {best.gamma}"
     )
 
 
-def plan(
-    layers: int, done: list[Trial], trials: int, seed: int
-) -> Iterator[tuple[str, Callable[[], Skips]]]:
+def plan(layers: int, done: list[Trial], trials: int, seed: int) -> Iterator[tuple[str, Callable]]:
     """(name, function that gives the set) of each trial; ``done`` has the trials before it."""
     yield "nothing", lambda: Skips((), ())
     for index in range(2 * layers):
@@ -242,18 +234,15 @@ def library() -> Any:
 
 def _skips(chosen: Sequence[int], layers: int) -> Skips:
     """The set of these numbers: attentions are 0 to L - 1, feed-forward parts L to 2 L - 1."""
-    return Skips(
-        tuple(sorted(int(i) for i in chosen if i < layers)),
-        tuple(sorted(int(i) - layers for i in chosen if i >= layers)),
-    )
+    attention = sorted(int(i) for i in chosen if i < layers)
+    mlp = sorted(int(i) - layers for i in chosen if i >= layers)
+    return Skips(tuple(attention), tuple(mlp))
 
 
 def _by_harm(done: Sequence[Trial], layers: int) -> list[int]:
     """All sublayers, first those that cost little acceptance for the weights that they save."""
     nothing, alone = done[0], done[1 : 1 + 2 * layers]
-    harm = [
-        (nothing.alpha - trial.alpha) / max(nothing.cost - trial.cost, 1e-12) for trial in alone
-    ]
+    harm = [(nothing.alpha - t.alpha) / max(nothing.cost - t.cost, 1e-12) for t in alone]
     return [int(i) for i in np.argsort(harm, kind="stable")]
 
 
@@ -265,21 +254,16 @@ def _suggested(layers: int, done: Sequence[Trial], seed: int) -> Skips:
     """
     package = library()
     names = [f"x{i:04d}" for i in range(2 * layers)]
-    optimiser = package.BayesianOptimization(
-        f=None,
-        pbounds=dict.fromkeys(names, (0.0, 1.0)),
-        random_state=seed,
-        verbose=0,
-        allow_duplicate_points=True,
-    )
+    bounds = dict.fromkeys(names, (0.0, 1.0))
+    options = {"random_state": seed, "verbose": 0, "allow_duplicate_points": True}
+    optimiser = package.BayesianOptimization(f=None, pbounds=bounds, **options)
     optimiser.set_gp_params(alpha=NOISE)
     # Of equal sets only the last: their values are equal.
     values = {trial.skips: trial.value for trial in done}
     for skips, value in values.items():
         left = {*skips.attention, *(layers + i for i in skips.mlp)}
-        optimiser.register(
-            params={name: float(i in left) for i, name in enumerate(names)}, target=value
-        )
+        point = {name: float(i in left) for i, name in enumerate(names)}
+        optimiser.register(params=point, target=value)
     suggested = optimiser.suggest()
     chosen = {i for i, name in enumerate(names) if suggested[name] > 0.5}
     return _new(chosen, layers, set(values), np.random.default_rng(seed))
@@ -433,9 +417,9 @@ def predicted(
     ``verify`` as in ``theory.walltime_improvement``.
     """
     lengths = range(1, longest + 1)
-    values = {n: theory.walltime_improvement(alpha, n, cost, verify) for n in lengths}
-    best = max(lengths, key=values.__getitem__)
-    return values[best], best
+    values = [theory.walltime_improvement(alpha, n, cost, verify) for n in lengths]
+    best = int(np.argmax(values))
+    return values[best], lengths[best]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -446,8 +430,7 @@ def main(argv: Sequence[str]) -> int:
         if directory.is_file():
             raise UserError(f"{directory} is a file; name a directory for {FILE}")
         target, path = args.pop("target"), args.pop("texts")
-        verify = _times(args.pop("verify"))
-        settings = Settings(**args, verify=verify)
+        settings = Settings(**args)
         library()
         loaded = hf.load(target)
         traces = recordings.read(path, loaded.config.vocab_size).traces
@@ -460,13 +443,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _times(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise UserError(f"verify is {text!r}; give times in steps, as in '1,1.1,1.2'") from None
-
-
 def _parser() -> Parser:
     parser = Parser("python -m specjax.drafters.self_speculation.skip_search", None, __doc__)
     parser.add_argument("target", help="a model directory, a name of the Hub, or a .gguf file")
@@ -475,9 +451,8 @@ def _parser() -> Parser:
     for each in declare.keys_of(Settings):
         kind, choices = each.type, each.facts.choices or None
         kind = str if kind is tuple else kind
-        default = "" if each.name == "verify" else each.default
         name, help = f"--{each.name}", each.facts.help
-        parser.add_argument(name, type=kind, default=default, choices=choices, help=help)
+        parser.add_argument(name, type=kind, default=each.default, choices=choices, help=help)
     return parser
 
 

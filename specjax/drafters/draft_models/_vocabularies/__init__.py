@@ -18,9 +18,8 @@ from specjax.topology import shapes
 from specjax.types import LM, Drafter, Params
 
 # The values of the key: one tokenizer, or one of the paper's methods.
-SAME, TLI, SLEM, SLRS = "same", "tli", "slem", "slrs"
+SAME, TLI, SLEM, SLRS = CHOICES = ("same", "tli", "slem", "slrs")
 NAME = "draft_model"
-CHOICES = (SAME, TLI, SLEM, SLRS)
 
 
 def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual: int) -> Drafter:
@@ -62,7 +61,7 @@ def make(target: LM, model: LM, params: Params, how: str, keys: DraftKeys, usual
     plan = growth.read(Method(NAME, shapes.chain(gamma), "iid", size), keys)
     if ways is None:
         return intersection.build(target, model, params, maps, plan)
-    return string_law.build(target, model, params, maps, ways, plan)
+    return string_law.build(size, model, params, maps, ways, plan)
 
 
 def _tokens(model: LM, what: str) -> TokenBytes:

@@ -7,7 +7,6 @@ tokenizer would give: only acceptance depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from specjax.bound import Bound
 from specjax.drafters import growth
 from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies.maps import Maps
-from specjax.drafters.growth import Plan, Stepper
+from specjax.drafters.growth import Begun, Plan, Stepper
 from specjax.models.lm import forward
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Params
 
@@ -66,21 +65,16 @@ class Reader(NamedTuple):
 
 
 def build(
-    reader: Reader,
-    stepper: Stepper,
-    plan: Plan,
-    params: Params,
-    one_pass: bool,
-    probs: Callable[..., Array] | None = None,
+    reader: Reader, stepper: Stepper, plan: Plan, params: Params, one_pass: bool, probs: Any = None
 ) -> Drafter:
     """The drafter of a stepper whose ``begin`` is that of this module.
 
     ``one_pass``: whether the last pass of ``begin`` takes all tokens that a round can add.
+    ``probs`` as in ``Drafter``.
     """
     own = Bound(_small_model.init_params, "draft_model", params)
-    stepper = stepper._replace(
-        init=Bound(init, reader, nodes=plan.growth.nodes), looped=True, lazy=True
-    )
+    start = Bound(init, reader, nodes=plan.growth.nodes)
+    stepper = stepper._replace(init=start, looped=True, lazy=True)
     drafter = growth.build("draft_model", stepper, plan, own, probs=probs, gaps=True)
     whole, constant = drafter.whole and not reader.bounded, drafter.constant_cost and one_pass
     return drafter._replace(whole=whole, constant_cost=constant)
@@ -97,9 +91,8 @@ def init(
     _small_model.check_positions(model, longest)
     room = reader.room(longest)
     text = write(maps, context.tokens, context.length, room)
-    cache = model.init_cache(
-        context.tokens.shape[0], room + reader.ahead + max(reader.behind, _small_model.CATCH_UP)
-    )
+    more = reader.ahead + max(reader.behind, _small_model.CATCH_UP)
+    cache = model.init_cache(context.tokens.shape[0], room + more)
     # All but the pending token; of a prompt with more draft tokens the rest is read by ``begin``.
     width = min((context.tokens.shape[1] - 1) * maps.ratio, room)
     last = jnp.take(jnp.asarray(maps.sizes), context.pending, mode="clip")
@@ -108,33 +101,23 @@ def init(
     return Kept(cache, text)
 
 
-def begin(
-    reader: Reader, params: ModelParams, context: Context, kept: Kept
-) -> tuple[Array, Kept, Array | None]:
-    """Reads the committed text: logits f[B,...] after the pending token, and what is kept.
-
-    The last is bool[B], the rows that can draft: their text has room. None: all.
-    """
-    text = append(reader.maps, kept.text, context.tokens, context.length, TOKENS)
+def begin(reader: Reader, params: ModelParams, context: Context, kept: Kept) -> Begun:
+    """``Stepper.begin``: reads the committed text. The rows whose text has room can draft."""
+    # All tokens before the end of the text, translated ``TOKENS`` at a time.
+    more = Bound(_more, reader.maps, context.tokens, context.length, TOKENS)
+    text = jax.lax.while_loop(lambda text: (text.read < context.length).any(), more, kept.text)
     room = text.tokens.shape[1]
     own = context.replace(tokens=text.tokens, length=jnp.minimum(text.size, room))
     begun = _small_model.begin(reader.model, reader.behind, params, own, kept.cache)
     ready = text.size <= room if reader.bounded else None
-    return begun.logits, Kept(begun.kept, text), ready
+    return begun._replace(kept=Kept(begun.kept, text), ready=ready)
 
 
 def write(maps: Maps, tokens: Array, length: Array, room: int) -> DraftText:
     """The first ``length`` i32[B] of the tokens i32[B,S] in draft tokens, translated at once."""
-    batch = tokens.shape[0]
-    none = jnp.zeros((batch,), jnp.int32)
-    empty = DraftText(jnp.zeros((batch, room), jnp.int32), none, none)
+    none = jnp.zeros((len(tokens),), jnp.int32)
+    empty = DraftText(jnp.zeros((len(tokens), room), jnp.int32), none, none)
     return _more(maps, tokens, length, tokens.shape[1], empty)
-
-
-def append(maps: Maps, text: DraftText, tokens: Array, length: Array, width: int) -> DraftText:
-    """The text with all tokens before ``length``, translated ``width`` at a time."""
-    more = Bound(_more, maps, tokens, length, width)
-    return jax.lax.while_loop(lambda text: (text.read < length).any(), more, text)
 
 
 def _more(maps: Maps, tokens: Array, length: Array, width: int, text: DraftText) -> DraftText:

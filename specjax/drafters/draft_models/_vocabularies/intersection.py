@@ -18,7 +18,7 @@ from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps
-from specjax.drafters.growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters.growth import Drafted, Nodes, Plan, Stepper
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Output, Params, Verdict
 
 
@@ -29,12 +29,8 @@ def build(target: LM, model: LM, params: Params, maps: Maps, plan: Plan) -> Draf
     # token the first draft tokens are read by a pass of their own.
     behind = 1 + min(maps.pieces.shape[1], 2 * maps.ratio)
     reader = Reader(model, maps, plan.growth.nodes, behind)
-    stepper = Stepper(
-        begin=Bound(_begin, reader),
-        step=Bound(_step, reader),
-        commit=Bound(_commit, reader),
-        commits_block=True,
-    )
+    begin, step, commit = (Bound(each, reader) for each in (draft_text.begin, _step, _commit))
+    stepper = Stepper(begin, step, commit=commit, commits_block=True)
     # Where a text can be too long for the room, the probs depend on the room.
     along = None if reader.bounded else Bound(_probs, reader)
     # The first draft tokens of a long token of the target are read by a pass of their own.
@@ -46,11 +42,6 @@ def shared(maps: Maps, logits: Array) -> Array:
     """Logits f[...,W] of the draft's tokens -> f[...,V] of the target's; -inf: it has no such."""
     known = jnp.take(logits, jnp.maximum(maps.draft_of, 0), axis=-1)
     return jnp.where(jnp.asarray(maps.draft_of) >= 0, known, -jnp.inf)
-
-
-def _begin(reader: Reader, params: ModelParams, context: Context, kept: Kept) -> Begun:
-    logits, kept, ready = draft_text.begin(reader, params, context, kept)
-    return Begun(logits, kept, ready=ready)
 
 
 def _in_draft(maps: Maps, tokens: Array) -> Array:

@@ -26,6 +26,7 @@ from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Spellings
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
 from specjax.drafters.growth.stepper import log_probs
+from specjax.topology.shapes import Topology
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Params
 
 # The most nodes of the tree of spellings.
@@ -49,15 +50,13 @@ class _Memory(NamedTuple):
     size: Array  # i32[B,1]
 
 
-def build(
-    target: LM, model: LM, params: Params, maps: Maps, ways: Spellings, plan: Plan
-) -> Drafter:
-    """The drafter of a chain."""
+def build(size: int, model: LM, params: Params, maps: Maps, ways: Spellings, plan: Plan) -> Drafter:
+    """The drafter of a chain; ``size`` is the number of the target's tokens."""
     nodes, pieces = plan.growth.nodes, maps.pieces.shape[1]
     inside, depth = _shape_of(ways.parents)
     ahead = nodes * pieces + int(depth.max(initial=0)) + 1
     reader = Reader(model, maps, ahead, min(nodes + pieces, _small_model.CATCH_UP))
-    setup = _Setup(reader, ways, inside, depth, target.vocab_size)
+    setup = _Setup(reader, ways, inside, depth, size)
     # The accepted tokens are read again: their draft tokens have other places in the block.
     stepper = Stepper(begin=Bound(_begin, setup), step=Bound(_step, setup))
     # Tokens beyond those that the last pass of ``begin`` takes are read by further ones.
@@ -75,18 +74,17 @@ def _shape_of(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _begin(setup: _Setup, params: ModelParams, context: Context, kept: Kept) -> Begun:
-    logits, kept, ready = draft_text.begin(setup.reader, params, context, kept)
-    batch, count = logits.shape[0], len(setup.ways.tokens)
-    layout = tree.Layout(
-        jnp.broadcast_to(setup.inside, (batch, count, count)),
-        jnp.broadcast_to(setup.depth, (batch, count)),
-    )
-    after = logits[:, None]
+    begun = draft_text.begin(setup.reader, params, context, kept)
+    batch, count = len(begun.logits), len(setup.ways.tokens)
+    static = setup.inside, setup.depth
+    inside, depth = (jnp.broadcast_to(x, (batch, *x.shape)) for x in static)
+    layout = tree.Layout(inside, depth)
+    after = begun.logits[:, None]
     if count:
         tokens = jnp.broadcast_to(setup.ways.tokens, (batch, count))
-        out, _ = setup.reader.model.apply(params.draft, tokens, kept.cache, layout)
+        out, _ = setup.reader.model.apply(params.draft, tokens, begun.kept.cache, layout)
         after = jnp.concatenate([after, out.logits], 1)
-    return Begun(weights(setup.ways, after, setup.size), kept, ready=ready)
+    return begun._replace(logits=weights(setup.ways, after, setup.size))
 
 
 def _step(
@@ -130,9 +128,8 @@ def _layout(setup: _Setup, earlier: Array, size: Array, pieces: int) -> tree.Lay
     chain = np.concatenate([np.ones((pieces, old), bool), np.tri(pieces, dtype=bool)], 1)
     # A row of the mask must not be empty: an unused place attends to itself; nothing reads it.
     itself = np.concatenate([np.zeros((pieces, old), bool), np.eye(pieces, dtype=bool)], 1)
-    first = jnp.concatenate(
-        [filled[:, None] & chain | itself, jnp.zeros((batch, pieces, count), bool)], 2
-    )
+    own = filled[:, None] & chain | itself
+    first = jnp.concatenate([own, jnp.zeros((batch, pieces, count), bool)], 2)
     seen = jnp.broadcast_to(filled[:, None], (batch, count, filled.shape[1]))
     inside = jnp.broadcast_to(setup.inside, (batch, count, count))
     second = jnp.concatenate([seen, inside], 2)
@@ -145,9 +142,8 @@ def weights(ways: Spellings, logits: Array, size: int) -> Array:
     ``logits`` f[B,N+1,W] after the text, and after each node.
     """
     scores = log_probs(logits)
-    levels = _levels(ways.parents)
     path = jnp.zeros_like(scores[:, :, 0])
-    for level in levels:
+    for level in map(np.array, Topology(tuple(ways.parents)).levels):
         parents = ways.parents[level] + 1
         path = path.at[:, level + 1].set(path[:, parents] + scores[:, parents, ways.tokens[level]])
     each = path[:, ways.sources + 1] + scores[:, ways.sources + 1, ways.last]
@@ -159,9 +155,3 @@ def weights(ways: Spellings, logits: Array, size: int) -> Array:
     # A NaN stays one, and the draft is then reported as not finite.
     none = total == 0
     return jnp.where(none, -jnp.inf, jnp.log(jnp.where(none, 1, total)) + shift)
-
-
-def _levels(parents: np.ndarray) -> list[np.ndarray]:
-    """The nodes of each depth."""
-    depth = _shape_of(parents)[1]
-    return [np.flatnonzero(depth == d) for d in range(depth.max(initial=-1) + 1)]

@@ -10,7 +10,7 @@ the target would not write there is rejected.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from specjax.drafters.draft_models import _small_model
 from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Trie, trie
+from specjax.drafters.growth import Begun
 from specjax.models.token_bytes import TokenBytes
 from specjax.rng import RowKeys
-from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams, Params
+from specjax.types import LM, Array, Context, Draft, Drafter, ModelParams
 
 # The longest token, in bytes, of the draft model that is read, and of the target that is drafted.
 BYTES = 24
@@ -54,23 +55,18 @@ class _Written(struct.PyTreeNode):
 
 
 def build(
-    model: LM,
-    params: Params,
-    maps: Maps,
-    vocabularies: tuple[TokenBytes, TokenBytes],
-    size: int,
-    gamma: int,
+    model: LM, params: Any, maps: Maps, pair: tuple[TokenBytes, TokenBytes], size: int, gamma: int
 ) -> Drafter:
-    """The drafter of ``gamma`` tokens; the vocabularies are the target's and the draft's.
+    """The drafter of ``gamma`` tokens; ``pair`` are the vocabularies of target and draft model.
 
     ``size`` is the number of the target's tokens.
     """
     # As many draft tokens as gamma tokens have on average over the vocabulary.
     steps = int(np.ceil(gamma * maps.sizes.mean()))
     behind = min(gamma + maps.pieces.shape[1], _small_model.CATCH_UP)
-    table, sizes = _table(vocabularies[1], model.vocab_size)
+    table, sizes = _table(pair[1], model.vocab_size)
     reader = Reader(model, maps, steps, behind)
-    setup = _Setup(reader, gamma, steps, trie(vocabularies[0], size, BYTES), table, sizes)
+    setup = _Setup(reader, gamma, steps, trie(pair[0], size, BYTES), table, sizes)
     return Drafter(
         init_params=Bound(_small_model.init_params, "draft_model", params),
         init=Bound(draft_text.init, reader, nodes=gamma),
@@ -86,8 +82,7 @@ def build(
 @functools.lru_cache(maxsize=8)
 def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of each draft token, i32[W,L], and their number, i32[W]; 0 if it has too many."""
-    tokens = [data or b"" for data in vocabulary.tokens[:width]]
-    tokens = [data if len(data) <= BYTES else b"" for data in tokens]
+    tokens = [data if data and len(data) <= BYTES else b"" for data in vocabulary.tokens[:width]]
     tokens += [b""] * (width - len(tokens))
     table = np.zeros((width, max(1, *map(len, tokens))), np.int32)
     for token, data in enumerate(tokens):
@@ -98,27 +93,26 @@ def _table(vocabulary: TokenBytes, width: int) -> tuple[np.ndarray, np.ndarray]:
 def _propose(
     setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, kept: Kept
 ) -> tuple[Draft, Kept]:
-    logits, kept, ready = draft_text.begin(setup.reader, params, context, kept)
-    written = _write(setup, params, kept, logits, ready)
+    begun = draft_text.begin(setup.reader, params, context, kept)
+    written = _write(setup, params, begun)
     tokens, valid = cut(setup.trie, written.text, written.size, setup.gamma)
-    return Draft(tokens, valid, finite=written.finite), kept
+    return Draft(tokens, valid, finite=written.finite), begun.kept
 
 
-def _write(
-    setup: _Setup, params: ModelParams, kept: Kept, logits: Array, ready: Array | None
-) -> _Written:
+def _write(setup: _Setup, params: ModelParams, begun: Begun) -> _Written:
     """The draft model's own continuation: its most probable tokens."""
-    batch, room = logits.shape[0], setup.steps * setup.bytes.shape[1]
-    every = jnp.ones((batch,), bool)
-    none = jnp.zeros((batch,), jnp.int32)
-    start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, every, every)
-    if ready is not None:
-        start = start.replace(going=ready)
-    first = _appended(setup, start, logits)
+    kept, batch, room = begun.kept, len(begun.logits), setup.steps * setup.bytes.shape[1]
+    every, none = jnp.ones((batch,), bool), jnp.zeros((batch,), jnp.int32)
+    going = every if begun.ready is None else begun.ready
+    start = _Written(none, jnp.zeros((batch, room), jnp.int32), none, going, every)
+    first = _appended(setup, start, begun.logits)
     if setup.steps == 1:
         return first
     one = Bound(_one, setup, params, kept)
-    block = _room(setup, params, kept)
+    # A block with room for all tokens of a draft but the last.
+    token = jnp.zeros((batch, 1), jnp.int32)
+    like = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
+    block = growth.room(like, setup.steps - 1)
 
     # The last token is not read.
     def running(carry: tuple) -> Array:
@@ -153,13 +147,6 @@ def _one(
     return index + 1, more, tree.put(block, own, index)
 
 
-def _room(setup: _Setup, params: ModelParams, kept: Kept) -> object:
-    """A block with room for all tokens of a draft but the last."""
-    token = jnp.zeros((len(kept.cache.length), 1), jnp.int32)
-    shapes = tree.shapes(lambda: setup.reader.model.apply(params.draft, token, kept.cache)[1])
-    return growth.room(shapes, setup.steps - 1)
-
-
 def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array]:
     """The first ``count`` tokens of texts i32[B,C] of ``size`` i32[B] bytes, the longest first.
 
@@ -168,7 +155,7 @@ def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array
     keys, children, ends = (jnp.asarray(x) for x in words[:3])
     last = max(len(words.keys) - 1, 0)
 
-    def byte(start: Array, carry: tuple, offset: Array) -> tuple:
+    def byte(start: Array, offset: Array, carry: tuple) -> tuple:
         node, token, length = carry
         at = start + offset
         value = jnp.take_along_axis(text, jnp.minimum(at, text.shape[1] - 1)[:, None], 1)[:, 0]
@@ -182,8 +169,7 @@ def cut(words: Trie, text: Array, size: Array, count: int) -> tuple[Array, Array
     def one(start: Array, _) -> tuple[Array, Array]:
         none = jnp.zeros_like(start)
         first = none, none - 1, none
-        step = Bound(byte, start)
-        found = jax.lax.fori_loop(0, words.depth, lambda i, carry: step(carry, i), first)
+        found = jax.lax.fori_loop(0, words.depth, Bound(byte, start), first)
         return start + found[2], found[1]
 
     _, tokens = jax.lax.scan(one, jnp.zeros_like(size), length=count)
