@@ -52,10 +52,6 @@ FOREVER = 1 << 30
 ENDLESS = Lasting(_constant, _unchanged)
 
 
-def _no_state(context: Context) -> Any:
-    return ()
-
-
 def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
     return state
 
@@ -84,7 +80,7 @@ class Controller(NamedTuple):
 
     name: str
     ask: Callable[[Any, Ahead], tuple[jax.Array, Any]] | None = None
-    init: Callable[[Context], Any] = _no_state
+    init: Callable[[Context], Any] = lambda context: ()
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
     limit: Callable[[Any], jax.Array] | None = None
     within: Callable[[Any, jax.Array], jax.Array] | None = None

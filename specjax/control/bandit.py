@@ -71,7 +71,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    known = costs_lib.known(keys)
     return Controller(
         f"bandit:{keys.policy}",
         init=Bound(_init, known, keys),

@@ -41,10 +41,9 @@ from flax import struct
 
 from specjax import declare, tree
 from specjax.bound import Bound
-from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller
-from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.control.costs import Costs, Profile
 from specjax.declare import key, share
 from specjax.topology import dynamic
 from specjax.types import Context, Draft, Verdict
@@ -82,7 +81,7 @@ class Keys(declare.Keys):
     profile: str = key(
         "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
     )
-    most: int = key(64, "the most nodes that are verified")
+    most: int = key(64, "the most nodes that are verified", least=1)
     draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
@@ -115,8 +114,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read, lacks the batch size, or
             has costs of draft lengths in the place of tree sizes.
     """
-    linear = _linear(keys)
-    known = costs_lib.read(keys.profile, unit=costs_lib.NODES) if keys.profile else linear
+    known = costs_lib.known(keys, costs_lib.NODES)
     setup = Setup(known, keys)
     return Controller(
         "budget",
@@ -128,15 +126,6 @@ def make(keys: Keys) -> Controller:
         most_nodes=setup.most,
         shared=True,
     )
-
-
-def _linear(keys: Keys) -> Costs:
-    """Costs of 1 + n ``verify``, without those of drafting. Raises UserError."""
-    sizes = costs_lib.sizes(whole("budget's most", keys.most, 1))
-    for name in ("draft", "verify"):
-        number(f"the cost {name}", getattr(keys, name), "of at least 0", lambda x: x >= 0)
-    times = tuple(1 + size * keys.verify for size in sizes)
-    return Costs(sizes, *[RoundCosts(times, (costs_lib.ACCEPTANCE,) * sizes[-1])] * 2)
 
 
 def _init(setup: Setup, context: Context) -> State:

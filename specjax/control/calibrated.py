@@ -65,7 +65,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    known = costs_lib.known(keys)
     more = {"check_rows": costs_lib.check_rows(known), "lengths": costs_lib.lengths(known)}
     return Controller("calibrated", Bound(_ask, known), _init, **more)
 

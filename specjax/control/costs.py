@@ -216,23 +216,26 @@ def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
     return Bound(Profile.check, known) if isinstance(known, Profile) else None
 
 
-def known(
-    profile: str, most: int, draft: float, verify: float, acceptance: float = ACCEPTANCE
-) -> Costs | Profile:
+def known(keys: Any, unit: str = LEVELS) -> Costs | Profile:
     """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``."""
-    costs = linear(most, draft, verify, acceptance)
-    return read(profile) if profile else costs
+    acceptance = getattr(keys, "acceptance", ACCEPTANCE)
+    costs = linear(keys.most, keys.draft, keys.verify, acceptance, unit)
+    return read(keys.profile, unit) if keys.profile else costs
 
 
-def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:
+def linear(most: int, draft: float, verify: float, acceptance: float, unit: str = LEVELS) -> Costs:
     """Costs of 1 + k (``draft`` + ``verify``) for a draft of k tokens.
 
-    Raises UserError: fewer than one token, a negative cost, an acceptance outside [0, 1].
+    Of trees of k nodes without the cost of drafting, which depends on the levels. Raises UserError:
+    fewer than one token, a negative cost, an acceptance outside [0, 1].
     """
     whole("the longest draft", most, 1)
     for name, value in {"draft": draft, "verify": verify}.items():
         number(f"the cost {name}", value, "of at least 0", lambda x: x >= 0)
     number("the acceptance", acceptance, "between 0 and 1", lambda x: 0 <= x <= 1)
-    lengths = tuple(sorted({*(length for length in LENGTHS if length <= most), most}))
-    times = tuple(1 + length * (draft + verify) for length in lengths)
+    lengths, each = sizes(most), verify
+    if unit == LEVELS:
+        lengths = tuple(sorted({*(length for length in LENGTHS if length <= most), most}))
+        each += draft
+    times = tuple(1 + length * each for length in lengths)
     return Costs(lengths, *[RoundCosts(times, (acceptance,) * most)] * 2)

@@ -41,11 +41,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a negative number.
     """
-    return Controller(
-        f"entropy:{keys.most:g}",
-        Bound(_ask, keys.most**2 / keys.scale),
-        init=_init,
-    )
+    return Controller(f"entropy:{keys.most:g}", Bound(_ask, keys.most**2 / keys.scale), _init)
 
 
 def _init(context: Context) -> jax.Array:

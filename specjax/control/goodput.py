@@ -233,7 +233,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
             unknown ``rows``.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify, keys.acceptance)
+    known = costs_lib.known(keys)
     return of_costs(known, keys)
 
 
@@ -314,8 +314,7 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     # Inside another drafter, a row without tokens of this one has them of others.
     gain = jnp.where(live, gain, _idle_gain(setup, state) * state.idle * any_draft)
     state = state.replace(
-        bank=(state.bank + gain).astype(jnp.float32),
-        idle=jnp.where(any_draft, 0, state.idle + 1),
+        bank=(state.bank + gain).astype(jnp.float32), idle=jnp.where(any_draft, 0, state.idle + 1)
     )
     return _next(setup, state)
 

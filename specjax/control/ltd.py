@@ -110,15 +110,16 @@ def make(keys: Keys) -> Controller:
         raises = _unfitted
         return Controller("ltd", raises, size=raises, check_rows=raises, most_nodes=FOREVER)
     known = costs_lib.read(keys.profile, unit=costs_lib.NODES)
-    if not all(kind.policy for costs in known.batches.values() for kind in costs[1:]):
+    policies = [kind.policy for costs in known.batches.values() for kind in costs[1:]]
+    if not all(policies):
         raise UserError(f"the cost profile {keys.profile} has no policies of ltd; measure one anew")
     sizes = costs_lib.lengths(known)
-    for kind in (kind for costs in known.batches.values() for kind in costs[1:]):
-        if [[x.shape for x in own] for own in kind.policy] != _shapes(len(sizes) - 1):
-            raise UserError(
-                f"the cost profile {keys.profile} has policies of ltd with networks of other "
-                "shapes; measure one anew"
-            )
+    shapes = [[[x.shape for x in own] for own in policy] for policy in policies]
+    if any(own != _shapes(len(sizes) - 1) for own in shapes):
+        raise UserError(
+            f"the cost profile {keys.profile} has policies of ltd with networks of other "
+            "shapes; measure one anew"
+        )
     return Controller(
         "ltd",
         ask=Bound(_ask, known),
