@@ -7,6 +7,7 @@ import os
 from typing import Any, Self
 
 from specjax import declare
+from specjax.checks import ngrams
 from specjax.control import Controller
 from specjax.data.datastore import Store
 from specjax.declare import key
@@ -156,6 +157,10 @@ class LimitedKeys(declare.Keys):
         '"heuristic:5"; "": no limit',
     )
 
+    def check(self) -> None:
+        longest, shortest = (getattr(self, name, 1) for name in ("max_ngram", "min_ngram"))
+        ngrams(longest, shortest)
+
     def settings(self) -> Self:
         """The keys as static settings of a program: without the controller and the data."""
         unread = {"control": "", "datastore": None, "memory": 0}
@@ -172,6 +177,7 @@ class DatastoreKeys(LimitedKeys):
     memory: int = key(
         65536,
         "tokens of earlier outputs that are kept in addition to the datastore, with ``learn``",
+        least=2,
     )
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.bound import Bound
-from specjax.checks import whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import REACH, Store
 from specjax.drafters._limited import limited
@@ -110,7 +109,6 @@ def learner(
     The datastore itself is kept. Of the outputs the newest are kept that fit into ``memory``
     tokens, as whole texts.
     """
-    whole("memory", memory, 2)
     base = np.zeros(0, np.int32) if store is None else store.tokens
     return Bound(_learn, base, reach(store, max_ngram), memory)
 
@@ -126,9 +124,7 @@ def _learn(
     draft = model_params.draft
     earlier = np.asarray(draft["tokens"])[len(base) :] if draft else base[:0]
     tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
-    outputs = [
-        tokens[row, begin:end] for row, (begin, end) in enumerate(zip(lengths, ends, strict=True))
-    ]
+    outputs = [row[begin:end] for row, begin, end in zip(tokens, lengths, ends, strict=True)]
     texts = stores.recent([*stores.split(earlier), *outputs], memory)
     everything = np.concatenate([base, texts])
     return params(Store(everything, stores.suffix_array(everything, reach), reach))

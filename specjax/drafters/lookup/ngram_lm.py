@@ -73,6 +73,14 @@ class Keys(LimitedKeys):
         None, "the same of a row of trigrams, with ``order`` 3 only. None: 0.8", least=0, most=1
     )
 
+    def check(self) -> None:
+        for name, needed in (("bigram_weight", 2), ("trigram_weight", 3)):
+            if (value := getattr(self, name)) is not None and self.order < needed:
+                raise UserError(
+                    f"{name} is {value} and order {self.order}: n-grams of {needed} tokens are not "
+                    f"used; raise order, or leave {name} out"
+                )
+
 
 @declare.method(Keys)
 def make(target: LM, keys: Keys) -> Drafter:
@@ -86,11 +94,9 @@ def make(target: LM, keys: Keys) -> Drafter:
     if not isinstance(counts, Tables):
         counts = ngram_tables.load(counts, target)
     ngram_tables.check(counts, target)
-    weights = Weights(
-        keys.order,
-        _weight("bigram_weight", keys.bigram_weight, BIGRAM_WEIGHT, keys.order, 2),
-        _weight("trigram_weight", keys.trigram_weight, TRIGRAM_WEIGHT, keys.order, 3),
-    )
+    bigram = BIGRAM_WEIGHT if keys.bigram_weight is None else float(keys.bigram_weight)
+    trigram = TRIGRAM_WEIGHT if keys.trigram_weight is None else float(keys.trigram_weight)
+    weights = Weights(keys.order, bigram, trigram)
     settings = Settings(target.vocab_size, keys.gamma, keys.mode, weights)
     drafter = Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
@@ -100,21 +106,6 @@ def make(target: LM, keys: Keys) -> Drafter:
         probs=Bound(_probs, settings),
     )
     return limited(drafter, keys.control)
-
-
-def _weight(name: str, value: float | None, default: float, order: int, needed: int) -> float:
-    """The weight of the n-grams of ``needed`` tokens; ``default`` if none is given.
-
-    Raises UserError for a weight outside [0, 1], or one that ``order`` excludes.
-    """
-    if value is None:
-        return default
-    if order < needed:
-        raise UserError(
-            f"{name} is {value} and order {order}: n-grams of {needed} tokens are not used; "
-            f"raise order, or leave {name} out"
-        )
-    return float(value)
 
 
 def _propose(settings: Settings, params, keys, context, state):

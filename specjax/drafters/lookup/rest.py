@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import ngrams
 from specjax.data.datastore import Store
 from specjax.declare import key
 from specjax.drafters.lookup import _frequency, _memory
@@ -45,9 +44,6 @@ class Keys(LimitedKeys):
     samples: int = key(64, "K, occurrences used; the tree costs K^2 * depth comparisons", least=1)
     depth: int = key(10, "longest continuation", least=1)
     nodes: int = key(64, "size of the tree", least=1)
-
-    def check(self) -> None:
-        ngrams(self.max_ngram, self.min_ngram)
 
 
 @declare.method(Keys)

@@ -80,8 +80,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     Raises:
         UserError: an invalid shape, more children than top_k, top_k above the vocabulary's size.
     """
-    own = not isinstance(keys.tree, str) or keys.tree
-    shape = shapes.parse(keys.tree) if own else default_tree()
+    shape = default_tree() if keys.tree == "" else shapes.parse(keys.tree)
     if shape.branching > keys.top_k:
         raise UserError(
             f"top_k is {keys.top_k} and a node of the tree has {shape.branching} children; "
