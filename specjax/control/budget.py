@@ -145,7 +145,7 @@ def _limit(setup: Setup, state: State) -> jax.Array:
 
 def _mean(state: State, values: jax.Array) -> jax.Array:
     """The mean of [B,...] over live rows."""
-    live = state.live.reshape(-1, *[1] * (values.ndim - 1))
+    live = tree.aligned(state.live, values)
     return (values * live).sum(0) / jnp.maximum(state.live.sum(), 1)
 
 

@@ -123,21 +123,17 @@ def accepted(block: Any, count: jax.Array, path: jax.Array | None = None) -> tup
 
 def mask(block: Any, kept: jax.Array) -> Any:
     """The block with zeros where ``kept`` bool[B,P] is False."""
-
-    def one(array: jax.Array) -> jax.Array:
-        shape = (*kept.shape, *(1,) * (array.ndim - 2))
-        return jnp.where(kept.reshape(shape), array, jnp.zeros((), array.dtype))
-
-    return jax.tree.map(one, block)
+    return jax.tree.map(lambda x: jnp.where(aligned(kept, x), x, jnp.zeros((), x.dtype)), block)
 
 
 def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
     """Arrays [B,...]: ``new`` in the rows bool[B], ``old`` in the others."""
+    return jax.tree.map(lambda a, b: jnp.where(aligned(rows, a), a, b), new, old)
 
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return jax.tree.map(pick, new, old)
+def aligned(values: jax.Array, array: jax.Array) -> jax.Array:
+    """``values`` of the first axes of an array, with an axis of size 1 for each of its others."""
+    return values.reshape(*values.shape, *(1,) * (array.ndim - values.ndim))
 
 
 def shapes(function: Callable[..., Any], *args: Any) -> Any:
@@ -341,12 +337,11 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
                 f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
-    if drafter.rare.lengths and drafter.siblings == CHAIN and drafter.longest == drafter.nodes:
-        return tuple(sorted({1, *(min(1 + length, most) for length in drafter.rare.lengths)}))
-    if drafter.rare.sizes:
-        return tuple(sorted({1, *(min(1 + size, most) for size in drafter.rare.sizes)}))
-    between = lengths_between(drafter.nodes)
-    if drafter.rare.merges > 1:
+    is_chain = drafter.siblings == CHAIN and drafter.longest == drafter.nodes
+    sizes = (drafter.rare.lengths if is_chain else ()) or drafter.rare.sizes
+    if not sizes and drafter.rare.merges > 1:
         agreed = drafter.nodes / drafter.rare.merges
-        between = round(agreed), round((agreed + drafter.nodes) / 2)
-    return tuple(sorted({1, most, *(1 + nodes for nodes in between)}))
+        sizes = round(agreed), round((agreed + drafter.nodes) / 2), drafter.nodes
+    elif not sizes:
+        sizes = *lengths_between(drafter.nodes), drafter.nodes
+    return tuple(sorted({1, *(min(1 + size, most) for size in sizes)}))

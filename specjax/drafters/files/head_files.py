@@ -127,12 +127,9 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         codec, dtype = codecs.of(kind), hf.parameter_dtype(dtype)
         path = hf.resolve(directory, names=[TREE_FILE] if codec is None else codec.files)
         config = hf.read_json(path / "config.json") if (path / "config.json").exists() else {}
-        params, config = (
-            _read_tree(path, kind, config, dtype)
-            if codec is None
-            else _read(path, codec, config, dtype)
-        )
-        return Head(params, config, str(path))
+        if codec is None:
+            return Head(*_read_tree(path, kind, config, dtype), str(path))
+        return Head(*_read(path, codec, config, dtype), str(path))
 
 
 def _read(path: Path, codec: Codec, config: dict, dtype: np.dtype) -> tuple[dict, dict]:
