@@ -83,5 +83,4 @@ def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
 
 def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted = _controller.drafted(draft)
-    falls = jnp.ones(drafted.shape, bool)
-    return State(*_controller.moved(keys, state, verdict, drafted, falls))
+    return State(*_controller.moved(keys, state, verdict, drafted, jnp.ones(drafted.shape, bool)))

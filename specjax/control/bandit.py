@@ -85,7 +85,6 @@ def make(keys: Keys) -> Controller:
 
 def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
     batch = len(context.length)
-    arms = len(costs_lib.known_of(known, batch).lengths)
     place = jnp.arange(context.tokens.shape[1])
     real = place < context.length[:, None]
     # Any function of the prompt that differs between most prompts.
@@ -95,15 +94,14 @@ def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
         * jnp.uint32(2654435761)
     )
     seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
-    zeros = jnp.zeros((batch, arms), jnp.float32)
+    zeros = jnp.zeros((batch, len(costs_lib.known_of(known, batch).lengths)), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)
     ones, greedy = jnp.ones((batch,), jnp.float32), jnp.asarray(context.sampling.greedy, bool)
     return _next(keys, State(greedy, zeros, zeros, nothing, ones, seed))
 
 
 def _limit(known: Costs | Profile, state: State) -> jax.Array:
-    lengths = costs_lib.known_of(known, len(state.arm)).lengths
-    return jnp.asarray(lengths, jnp.int32)[state.arm]
+    return jnp.asarray(costs_lib.known_of(known, len(state.arm)).lengths, jnp.int32)[state.arm]
 
 
 def _update(
@@ -131,14 +129,13 @@ def _update(
 
 def _next(keys: Keys, state: State) -> State:
     """The state with the arm of the next round."""
-    arms = state.rounds.shape[1]
     total = state.rounds.sum(-1)
     if keys.policy == "ucb":
         mean = state.score / jnp.maximum(state.rounds, 1)
         more = jnp.sqrt(jnp.log(jnp.maximum(total, 2))[:, None] / jnp.maximum(state.rounds, 1))
         index = jnp.where(state.rounds > 0, mean + keys.width * more, jnp.inf)
         return state.replace(arm=jnp.argmax(index, -1).astype(jnp.int32))
-    probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / arms
+    probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / state.rounds.shape[1]
 
     def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed), count)

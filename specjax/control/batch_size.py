@@ -79,8 +79,7 @@ def _read(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _init(context: Context) -> State:
-    every = jnp.ones(context.length.shape, bool)
-    return State(every if context.done is None else ~context.done)
+    return State(jnp.ones(context.length.shape, bool) if context.done is None else ~context.done)
 
 
 def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:

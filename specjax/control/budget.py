@@ -145,8 +145,7 @@ def _limit(setup: Setup, state: State) -> jax.Array:
 
 def _mean(state: State, values: jax.Array) -> jax.Array:
     """The mean of [B,...] over live rows."""
-    live = tree.aligned(state.live, values)
-    return (values * live).sum(0) / jnp.maximum(state.live.sum(), 1)
+    return (values * tree.aligned(state.live, values)).sum(0) / jnp.maximum(state.live.sum(), 1)
 
 
 def _size(
@@ -164,8 +163,7 @@ def _size(
     gained, spent = _mean(state, state.gained), _mean(state, state.spent)
     pace = (gained + keys.weight * tokens[first]) / (spent + keys.weight * times[first])
     best = jnp.argmax(tokens - jnp.maximum(pace, 1) * times)
-    found = _mean(state, reached[:, 0]) > 0
-    time = jnp.where(found, times[best], empty)
+    time = jnp.where(_mean(state, reached[:, 0]) > 0, times[best], empty)
     gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
     lost = jnp.clip(_mean(state, state.lost) + time - tokens[best], 0, keys.patience)
     due = jnp.int32(FOREVER)
@@ -215,8 +213,7 @@ def _by_rank(draft: Draft) -> tuple[jax.Array, jax.Array]:
     same = (draft.parents[:, :, None] == draft.parents[:, None]) & exist[:, None]
     rank = jnp.tril(same, -1).sum(-1)
     depth = tree.depths(draft.parents, *draft.tokens.shape)
-    most = CLASSES // RANKS - 1
-    classes = jnp.minimum(depth, most) * RANKS + jnp.minimum(rank, RANKS - 1)
+    classes = jnp.minimum(depth, CLASSES // RANKS - 1) * RANKS + jnp.minimum(rank, RANKS - 1)
     return classes.astype(jnp.int32), costs_lib.ACCEPTANCE * FALL ** rank.astype(jnp.float32)
 
 

@@ -77,11 +77,10 @@ def _init(context: Context) -> State:
 
 def _filled(costs: Costs) -> Costs:
     """With a time for every length up to the longest, and a temperature for every depth."""
-    unit = (1.0,) * costs.longest
 
     def kind(own: RoundCosts) -> RoundCosts:
         times = np.interp(np.arange(costs.longest + 1), costs.lengths, own.times)
-        return own._replace(times=tuple(times.tolist()), heats=own.heats or unit)
+        return own._replace(times=tuple(times.tolist()), heats=own.heats or (1.0,) * costs.longest)
 
     return costs._replace(greedy=kind(costs.greedy), sampled=kind(costs.sampled))
 

@@ -71,14 +71,12 @@ def make(keys: Keys) -> Controller:
     name = f"confidence:{keys.threshold:g}" + (",1" if keys.refit else "")
     if not keys.refit:
         return Controller(name, Bound(_ask_constant, keys.threshold))
-    init = Bound(_init, keys.threshold, keys.memory)
-    return Controller(name, _ask, init, _update)
+    return Controller(name, _ask, Bound(_init, keys.threshold, keys.memory), _update)
 
 
 def _ask_constant(threshold: float, state: tuple, ahead: Ahead) -> tuple[jax.Array, tuple]:
     # The pending token has probability 1, so every draft has a first token.
-    sure = (jnp.exp(ahead.token_log_prob) >= threshold) & ahead.valid
-    return sure.any(-1), state
+    return ((jnp.exp(ahead.token_log_prob) >= threshold) & ahead.valid).any(-1), state
 
 
 def _init(threshold: float, memory: int, context: Context) -> State:

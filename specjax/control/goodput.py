@@ -233,8 +233,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
             unknown ``rows``.
     """
-    known = costs_lib.known(keys)
-    return of_costs(known, keys)
+    return of_costs(costs_lib.known(keys), keys)
 
 
 def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
@@ -288,8 +287,7 @@ def _limit(setup: Setup, state: State) -> jax.Array:
 
 def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
     """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
-    best = spread(state, of_found(setup, state, reach))
-    return jnp.where(state.tries, state.length, best)
+    return jnp.where(state.tries, state.length, spread(state, of_found(setup, state, reach)))
 
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
@@ -350,9 +348,8 @@ def _next(setup: Setup, state: State) -> State:
     state, best, trial = choose(setup, state)
     allowed = _allowed(setup, state)
     tries = allowed & (best == 0) & (state.idle.max() >= state.due[0])
-    length = jnp.where(tries, trial, jnp.where(allowed, best, 0))
     return state.replace(
-        length=spread(state, length),
+        length=spread(state, jnp.where(tries, trial, jnp.where(allowed, best, 0))),
         rows=jnp.full_like(state.rows, len(state.live)),
         tries=spread(state, tries),
     )

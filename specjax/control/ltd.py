@@ -148,8 +148,7 @@ def _unfitted(*_: Any) -> Any:
 
 
 def _init(context: Context) -> State:
-    greedy = jnp.asarray(context.sampling.greedy, bool)
-    return State(greedy, context.length.astype(jnp.int32))
+    return State(jnp.asarray(context.sampling.greedy, bool), context.length.astype(jnp.int32))
 
 
 def _update(state: Any, draft: Draft, verdict: Verdict) -> Any:
@@ -160,8 +159,7 @@ def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array,
     values = _of_candidates(ahead, state.length)
     costs = costs_lib.known_of(known, len(state.length))
     answers = [apply(kind.policy[0], values)[:, 0] > 0 for kind in costs[1:]]
-    first = jnp.asarray(ahead.depth) == 0
-    return first | jnp.where(state.greedy, *answers), state
+    return (jnp.asarray(ahead.depth) == 0) | jnp.where(state.greedy, *answers), state
 
 
 def _size(
@@ -188,8 +186,7 @@ def _scaled(log_chance: jax.Array, length: jax.Array, depth: jax.Array | int) ->
 def _of_candidates(ahead: Ahead, length: jax.Array) -> jax.Array:
     """f32[B,F]: of the most probable paths that end in the next level."""
     logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
-    most = min(CANDIDATES, logits.shape[-1])
-    best = sampling.top(jax.nn.log_softmax(logits), most)[0]
+    best = sampling.top(jax.nn.log_softmax(logits), min(CANDIDATES, logits.shape[-1]))[0]
     path = jnp.where(ahead.valid[..., None], ahead.log_prob[..., None] + best, dynamic.LEAST)
     path = path.reshape(len(path), -1)
     path = jax.lax.top_k(path, min(CANDIDATES, path.shape[1]))[0]

@@ -48,5 +48,4 @@ def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:
     logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
     # The highest probability is 1 / sum(exp(logits - highest logit)).
     total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
-    sure = (least * total <= 1) & ahead.valid
-    return sure.any(-1), state
+    return ((least * total <= 1) & ahead.valid).any(-1), state

@@ -141,8 +141,7 @@ def _choose(settings: Settings, params: Params, context: Context) -> list[jax.Ar
         scores = chunk_scores(asked[layer].q[:, 0], cache.k[layer], chunk)
         best = best_chunks(scores, complete, settings.chunks)
         tokens = (best[..., None] * chunk + jnp.arange(chunk)).reshape(*best.shape[:2], -1)
-        more = settings.slots - tokens.shape[2]
-        tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, more)))
+        tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, settings.slots - tokens.shape[2])))
         return jnp.where(slot < used, tokens, rest).astype(jnp.int32)
 
     return [positions(layer) for layer in view.full_layers(cache)]

@@ -41,8 +41,7 @@ class Ring(NamedTuple):
     def slot(self, position: jax.Array, end: jax.Array) -> jax.Array:
         """The slot of a token; ``slots`` for one that a token before ``end`` replaces."""
         place = self.fixed + (position - self.fixed) % self.window
-        replaced = position < end - self.window
-        place = jnp.where(replaced, self.slots, place)
+        place = jnp.where(position < end - self.window, self.slots, place)
         return jnp.where(position < self.fixed, position, place)
 
     def positions(self, length: jax.Array) -> jax.Array:
@@ -218,9 +217,8 @@ def _commit(
     """``LM.commit``."""
     kept, inside = tree.accepted(block, count, path)
     start = kv.write_after(cache.length, kept.output)[:, None]
-    slots = cache.k[0].shape[2]
     slot = ring.slot(start + jnp.arange(inside.shape[1]), start + count[:, None])
-    slot = jnp.where(inside, slot, slots)
+    slot = jnp.where(inside, slot, cache.k[0].shape[2])
 
     def put(buffers: tuple, new: tuple) -> tuple:
         pairs = zip(buffers, new, strict=True)

@@ -70,8 +70,7 @@ def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
 
     A position outside of the buffer gives its first or last entry.
     """
-    inside = jnp.clip(positions, 0, buffer.shape[2] - 1)
-    return jnp.take_along_axis(buffer, inside[..., None], 2)
+    return jnp.take_along_axis(buffer, jnp.clip(positions, 0, buffer.shape[2] - 1)[..., None], 2)
 
 
 def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
@@ -106,7 +105,6 @@ def caught_up(
     ``slot(position i32[B,M], end i32[B,1])`` gives the slots of tokens when those before ``end``
     are being added; a slot outside of the buffers is not written.
     """
-    layers = full_layers(cache)
 
     def lacking(kept: KVCache) -> jax.Array:
         return (kept.length < cache.length).any()
@@ -114,11 +112,10 @@ def caught_up(
     def more(kept: KVCache) -> KVCache:
         end = jnp.minimum(kept.length + most, cache.length)
         position = kept.length[:, None] + jnp.arange(most, dtype=jnp.int32)
-        nowhere = kept.k[0].shape[2]
-        to = jnp.where(position < end[:, None], slot(position, end[:, None]), nowhere)
+        to = jnp.where(position < end[:, None], slot(position, end[:, None]), kept.k[0].shape[2])
 
         def added(buffers: Sequence[jax.Array], whole: Sequence[jax.Array]) -> tuple:
-            new = [take(whole[layer], position[:, None]) for layer in layers]
+            new = [take(whole[layer], position[:, None]) for layer in full_layers(cache)]
             return tuple(write_at(*each, to) for each in zip(buffers, new, strict=True))
 
         return kept.replace(k=added(kept.k, cache.k), v=added(kept.v, cache.v), length=end)

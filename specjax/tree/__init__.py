@@ -58,9 +58,8 @@ def layout(parents: jax.Array, new: int | None = None) -> Layout:
 def chain_layout(batch: int, new: int, fed: int = 0) -> Layout:
     """The layout of ``new`` tokens that continue a chain of ``fed`` tokens."""
     place = jnp.arange(fed + new)
-    visible = place <= place[fed:, None]
     return Layout(
-        jnp.broadcast_to(visible, (batch, new, fed + new)),
+        jnp.broadcast_to(place <= place[fed:, None], (batch, new, fed + new)),
         jnp.broadcast_to(place, (batch, fed + new)),
         chain=True,
     )
@@ -74,8 +73,7 @@ def segments(numbers: jax.Array) -> Layout:
     place = jnp.arange(numbers.shape[1])
     begins = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     start = jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
-    visible = (place <= place[:, None]) & (place >= start[..., None])
-    return Layout(visible, place - start)
+    return Layout((place <= place[:, None]) & (place >= start[..., None]), place - start)
 
 
 def columns(text: Layout, step: int, places: jax.Array | None = None) -> Columns:
@@ -144,8 +142,7 @@ def shapes(function: Callable[..., Any], *args: Any) -> Any:
 
 def zeros(function: Callable[..., Any], *args: Any) -> Any:
     """Zeros in the shapes of what ``function(*args)`` returns, which is not computed."""
-    like = shapes(function, *args)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes(function, *args))
 
 
 def sized(block: Any, size: int) -> Any:
@@ -273,8 +270,7 @@ def _check_arrays(drafter: Drafter, draft: Draft, batch: int, vocab: int) -> Non
     """Raises UserError for a field that is no array, or of another shape or kind of dtype."""
     returned, nodes = f"propose of {drafter.name} returned", (batch, drafter.nodes)
     shapes = {"probs": (*nodes, vocab), "finite": (batch,), "fed": (batch,)}
-    needed = ("tokens", "valid")
-    for name in [n for n in _KINDS if n in needed or getattr(draft, n) is not None]:
+    for name in [n for n in _KINDS if n in ("tokens", "valid") or getattr(draft, n) is not None]:
         array, shape, (kind, right) = getattr(draft, name), shapes.get(name, nodes), _KINDS[name]
         if not hasattr(array, "dtype"):
             raise UserError(

@@ -169,8 +169,7 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
         roots = 0 if begun.memory is None else 1
         nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
-        memory = setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
-        return begun.memory, memory
+        return begun.memory, setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
 
     # Only the shapes are needed.
     root, like = tree.shapes(one)
@@ -304,8 +303,7 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
     own = job.roots + index - 1  # its place in the block
     layout = growing.next_layout(job.batch, jax.tree.leaves(carry.block)[0].shape[1], own)
     token = jax.lax.dynamic_slice_in_dim(carry.draft.tokens, index - 1, 1, 1)
-    parent = jnp.broadcast_to(own - 1, (job.batch, 1))
-    nodes = Nodes(token, parent, index, layout)
+    nodes = Nodes(token, jnp.broadcast_to(own - 1, (job.batch, 1)), index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
     logits, memory = job.stepper.step(job.params, job.begun.source, nodes, carry.block)
     if job.text is not None:
@@ -335,8 +333,7 @@ def _next(
     rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1, index)
-    going = growing.drawing(job, rows)
-    one = draw(job.keys, job.context, logits, zero, level, siblings, going)
+    one = draw(job.keys, job.context, logits, zero, level, siblings, growing.drawing(job, rows))
     return one.replace(valid=one.valid & rows.going[:, None]), rows
 
 
@@ -411,8 +408,7 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
         logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
         sure = growing.confidence(job, memory, front.total.shape[1])
-        ahead = Ahead(depth, logits, front.total, exist, front.own, sure)
-        rows = growing.ask(job, rows, ahead)
+        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist, front.own, sure))
         level, above = _children(front, logits, top_k, plan)
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
@@ -448,8 +444,7 @@ def _first(job: Job) -> _Front:
     total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     above = minus[:, : job.roots]
     path = None if job.text is None else jnp.zeros((job.batch, 1, 0), jnp.int32)
-    pending = job.context.pending[:, None]
-    return _Front(pending, total, total, minus, minus + job.roots, above, path)
+    return _Front(job.context.pending[:, None], total, total, minus, minus + job.roots, above, path)
 
 
 def _mapped(job: Job, logits: Array, front: _Front) -> Array:
@@ -464,8 +459,7 @@ def _mapped(job: Job, logits: Array, front: _Front) -> Array:
 
 def _children(front: _Front, logits: Array, top_k: int, plan: Pooled) -> tuple[_Pool, _Above]:
     """The children of the frontier, and what is known of their parents."""
-    scores = growing.log_probs(logits)
-    tokens, total, parent = dynamic.expand(front.total, scores, top_k, plan.most)
+    tokens, total, parent = dynamic.expand(front.total, growing.log_probs(logits), top_k, plan.most)
     known = front.index, front.place, front.path, front.total
     parents, places, paths, before = at(known, parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)

@@ -119,8 +119,7 @@ def read(method: Method, keys: TreeKeys) -> Plan:
         raise UserError(f"the tree is {keys.tree!r}; give {names}, {shapes.FORMS}")
     right = f"leave it out, or give tree={DYNAMIC!r}"
     keys.refuse(("depth", "top_k"), "on a tree of a fixed shape", right)
-    how = keys.siblings or method.siblings
-    return Plan(Fixed(_shape_of(method, keys), how), controller)
+    return Plan(Fixed(_shape_of(method, keys), keys.siblings or method.siblings), controller)
 
 
 def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:

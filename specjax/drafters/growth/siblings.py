@@ -93,8 +93,7 @@ def draw(
             tokens = keys.draw(DRAFT, weights[:, level.above], jnp.asarray(level.nodes))
             valid = jnp.ones_like(tokens, bool)
         else:
-            index = jnp.asarray(level.parents) + 1
-            drawn, exist = keys.draw_distinct(DRAFT, weights, most, index)
+            drawn, exist = keys.draw_distinct(DRAFT, weights, most, jnp.asarray(level.parents) + 1)
             tokens, valid = (x[:, level.above, level.ranks] for x in (drawn, exist))
             probs = without_replacement(probs, drawn)[:, level.above, level.ranks]
         if most == 1:

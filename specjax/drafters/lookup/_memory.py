@@ -125,6 +125,5 @@ def _learn(
     earlier = np.asarray(draft["tokens"])[len(base) :] if draft else base[:0]
     tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
     outputs = [row[begin:end] for row, begin, end in zip(tokens, lengths, ends, strict=True)]
-    texts = stores.recent([*stores.split(earlier), *outputs], memory)
-    everything = np.concatenate([base, texts])
+    everything = np.concatenate([base, stores.recent([*stores.split(earlier), *outputs], memory)])
     return params(Store(everything, stores.suffix_array(everything, reach), reach))

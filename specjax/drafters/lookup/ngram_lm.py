@@ -160,8 +160,7 @@ def _draw(settings: Settings, tables, keys, index, before, newest, context):
 
     def greedy():
         # The rule then compares token ids only and reads no probabilities.
-        shape = (context.length.shape[0], settings.vocab_size)
-        unread = jnp.zeros(shape, tables.unigram.dtype)
+        unread = jnp.zeros((context.length.shape[0], settings.vocab_size), tables.unigram.dtype)
         return _most_probable(tables, settings.weights, before, newest), unread
 
     return jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
@@ -220,9 +219,8 @@ def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> A
     f32[V].
     """
     row = _row(tables, weights, before, newest)
-    size = tables.unigram.shape[0]
     # Ids beyond the end are dropped.
-    flat = jnp.where(row.ids >= 0, row.ids, size).reshape(-1)
+    flat = jnp.where(row.ids >= 0, row.ids, tables.unigram.shape[0]).reshape(-1)
     return (row.share * tables.unigram).at[flat].add(row.mass.reshape(-1), mode="drop")
 
 

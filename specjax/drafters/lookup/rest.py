@@ -65,5 +65,4 @@ def make(target: LM, keys: Keys) -> Drafter:
 def _tree(settings: Keys, sizes: Sizes, store, text, length, state) -> tuple:
     shape = settings.samples, settings.depth
     windows = stored_continuations(store, text, length, sizes, *shape)[0]
-    weights = jnp.ones((settings.samples,), jnp.float32)
-    return _frequency.tree(windows, weights, settings.nodes)[:3]
+    return _frequency.tree(windows, jnp.ones((settings.samples,), jnp.float32), settings.nodes)[:3]

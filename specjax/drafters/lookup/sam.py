@@ -364,20 +364,17 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 
 def _init(params, context, target_out, slots):
-    automaton = empty(context.length.shape[0], slots)
-    return extend(automaton, context.tokens, context.length)
+    return extend(empty(context.length.shape[0], slots), context.tokens, context.length)
 
 
 def _propose(settings: Keys, sizes: Sizes, params, keys, context, automaton):
     text = context.tokens, context.length
     automaton = extend(automaton, *text)
     match = occurrence(automaton, settings.gamma, settings.min_match)
-    place = jnp.where(match.longest > 0, match.end, -1)[:, None]
     own = jax.vmap(lambda tokens, length, at: follow(tokens, at, settings.gamma, length)[0])
-    tokens = own(*text, place)
+    tokens = own(*text, jnp.where(match.longest > 0, match.end, -1)[:, None])
     if params.draft:
-        stored = jax.vmap(Bound(_stored, settings, sizes), (None, 0, 0))
-        others, size = stored(params.draft, *text)
+        others, size = jax.vmap(Bound(_stored, settings, sizes), (None, 0, 0))(params.draft, *text)
         use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
         tokens = jnp.where(use_own[:, None], tokens, others)
     return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
@@ -390,6 +387,5 @@ def _stored(settings: Keys, sizes: Sizes, store, text, length) -> tuple[Array, A
     middle = sample(order, low, high, 1)[0] + size
     # The middle one may be at the end of its document; then a token follows the last one.
     last = jnp.take(order, jnp.maximum(high - 1, 0)) + size
-    followed = jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0
-    start = jnp.where(followed, middle, last)
+    start = jnp.where(jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0, middle, last)
     return follow(tokens, jnp.where(size > 0, start, -1)[None], settings.gamma)[0], size

@@ -217,8 +217,7 @@ def _best_candidate(settings: Settings, score) -> Array:
     Among equal scores the longest match, and the row's own text before earlier outputs.
     """
     size, count = settings.sizes.most, len(score)
-    preference = jnp.tile(settings.lengths, count // size) * 2 + (jnp.arange(count) < size)
-    order = jnp.argsort(preference)
+    order = jnp.argsort(jnp.tile(settings.lengths, count // size) * 2 + (jnp.arange(count) < size))
     return order[count - 1 - jnp.argmax(score[order][::-1])]
 
 

@@ -131,8 +131,7 @@ def _propose(shape: Topology, params, keys, context, state):
         successor = state.matrix[row, jnp.clip(parent, 0, last), ranks[nodes]]
         above, numbers = jnp.where(parent < 0, -1, successor), nodes
         levels.append(above)
-    order = np.argsort(np.concatenate(shape.levels))
-    tokens = jnp.concatenate(levels, 1)[:, order]
+    tokens = jnp.concatenate(levels, 1)[:, np.argsort(np.concatenate(shape.levels))]
     draft = Draft(
         tokens=tokens,
         valid=tokens >= 0,
@@ -152,8 +151,7 @@ def _learn(params, state, prompt_lengths):
     old = matrix = np.asarray(params.draft["matrix"])
     for row in np.asarray(state.draft.matrix):
         # Entries that a row did not change must not overwrite what another row learned.
-        new = (row != old).any(-1, keepdims=True)
-        matrix = np.where(new & (row >= 0), row, matrix)
+        matrix = np.where((row != old).any(-1, keepdims=True) & (row >= 0), row, matrix)
     return {"matrix": jnp.asarray(matrix)}
 
 
