@@ -8,7 +8,7 @@ drafting with both.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +69,7 @@ def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
     _check_room(named, budget, sinks, "the most recent tokens")
     ring = Ring(sinks, budget - sinks)
 
-    read = Bound(_read, ring, most)
-    return View("streaming", ring.slots, Bound(_gathered, ring), read, _unchanged)
+    return View("streaming", ring.slots, Bound(_gathered, ring), Bound(_read, ring, most))
 
 
 def _gathered(ring: Ring, params: Params, context: Context) -> KVCache:
@@ -98,8 +97,7 @@ def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most
         raise UserError(f"pool is {pool}; it must be odd, so that it is centred")
     ring = Ring(budget - window, window)
     init = Bound(_select, model, ring, queries, pool)
-    read = Bound(_read, ring, most)
-    return View("snapkv", ring.slots, init, read, _unchanged, history=True)
+    return View("snapkv", ring.slots, init, Bound(_read, ring, most), history=True)
 
 
 def _read(
@@ -108,11 +106,6 @@ def _read(
     """``View.read``."""
     kept = view.caught_up(kept, context.cache, most, ring.slot)
     return view.beside(context.cache, kept, jnp.minimum(kept.length, ring.slots)), kept
-
-
-def _unchanged(kept: Any, grown: jax.Array) -> Any:
-    """``View.commit`` of a view that counts no rounds."""
-    return kept
 
 
 def _select(

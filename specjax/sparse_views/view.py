@@ -13,6 +13,11 @@ from specjax.errors import UserError
 from specjax.types import LM
 
 
+def unchanged(kept: Any, grown: jax.Array) -> Any:
+    """``View.commit`` of a view that counts no rounds."""
+    return kept
+
+
 class View(NamedTuple):
     """A sparse view of the cache of one model, as pure functions; ``params`` are the model's.
 
@@ -26,7 +31,7 @@ class View(NamedTuple):
     slots: int  # the most tokens that each layer without a sliding window can hold
     init: Callable[..., Any]
     read: Callable[..., tuple[KVCache, Any]]
-    commit: Callable[..., Any]
+    commit: Callable[..., Any] = unchanged
     history: bool = False  # whether it depends on earlier rounds too, not on the text alone
 
 

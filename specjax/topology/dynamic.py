@@ -107,14 +107,6 @@ def _check_size(name: str, value: int, most: int, there: str) -> None:
         raise UserError(f"{name} is {value} and {there}; give at most {most}")
 
 
-def _ordered(total: jax.Array) -> jax.Array:
-    """The scores, changed for ``jax.lax.top_k``: NaN becomes -inf, and -0.0 becomes 0.0.
-
-    Unchanged, it would put NaN first, and 0.0 before -0.0: a child before its parent.
-    """
-    return jnp.where(jnp.isnan(total), -jnp.inf, jnp.where(total == 0, 0, total))
-
-
 def frontier(total: jax.Array, k: int) -> jax.Array:
     """i32[B,k]: indices of the best k of ``total`` f32[B,C], best first, ties to the lower index.
 
@@ -122,7 +114,9 @@ def frontier(total: jax.Array, k: int) -> jax.Array:
     """
     size = total.shape[-1]
     _check_size("k", k, size, f"there are {size} candidates")
-    return jax.lax.top_k(_ordered(total), k)[1].astype(jnp.int32)
+    # ``top_k`` puts NaN first, and 0.0 before -0.0: a child before its parent.
+    total = jnp.where(jnp.isnan(total), -jnp.inf, jnp.where(total == 0, 0, total))
+    return jax.lax.top_k(total, k)[1].astype(jnp.int32)
 
 
 def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array, jax.Array]:

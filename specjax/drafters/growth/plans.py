@@ -65,15 +65,12 @@ class Pooled(NamedTuple):
     # together.
     families: bool = False
 
+    siblings = DETERMINISTIC  # of the drafter
+
     @property
     def depth(self) -> int:
         """M."""
         return min(len(self.levels), self.nodes)
-
-    @property
-    def siblings(self) -> str:
-        """``Drafter.siblings``."""
-        return DETERMINISTIC
 
 
 class Plan(NamedTuple):

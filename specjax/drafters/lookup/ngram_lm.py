@@ -180,16 +180,14 @@ def _probs(settings: Settings, params, context):
     return sampling.to_probs(logits, context.sampling)
 
 
-class _Row(NamedTuple):
-    """The distribution after one context: sparse rows plus a share of the unigram distribution."""
+def _row(
+    tables: Tables, weights: Weights, before: Array, newest: Array
+) -> tuple[Array, Array, Array]:
+    """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token).
 
-    share: Array  # f[] weight of the unigram distribution
-    ids: Array  # i32[2,K] successors in the trigram and the bigram row, -1 = none
-    mass: Array  # f[2,K] their weighted probabilities
-
-
-def _row(tables: Tables, weights: Weights, before: Array, newest: Array) -> _Row:
-    """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token)."""
+    Sparse rows plus a share of the unigram distribution: the weight f[] of this; the successors
+    i32[2,K] in the trigram and the bigram row, -1 = none; their weighted probabilities f[2,K].
+    """
     two_ids = jnp.where(newest >= 0, jnp.take(tables.bigram_ids, newest, axis=0, mode="clip"), -1)
     two = jnp.take(tables.bigram_probs, newest, axis=0, mode="clip")
     has_two = (two_ids[0] >= 0) & (weights.order >= 2)
@@ -210,7 +208,7 @@ def _row(tables: Tables, weights: Weights, before: Array, newest: Array) -> _Row
         [jnp.where(weight_three > 0, three_ids, -1), jnp.where(weight_two > 0, two_ids, -1)]
     )
     mass = jnp.stack([weight_three * three, (1 - weight_three) * weight_two * two])
-    return _Row((1 - weight_three) * (1 - weight_two), ids, mass)
+    return (1 - weight_three) * (1 - weight_two), ids, mass
 
 
 def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
@@ -218,10 +216,10 @@ def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> A
 
     f32[V].
     """
-    row = _row(tables, weights, before, newest)
+    share, ids, mass = _row(tables, weights, before, newest)
     # Ids beyond the end are dropped.
-    flat = jnp.where(row.ids >= 0, row.ids, tables.unigram.shape[0]).reshape(-1)
-    return (row.share * tables.unigram).at[flat].add(row.mass.reshape(-1), mode="drop")
+    flat = jnp.where(ids >= 0, ids, tables.unigram.shape[0]).reshape(-1)
+    return (share * tables.unigram).at[flat].add(mass.reshape(-1), mode="drop")
 
 
 def most_probable(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
@@ -230,10 +228,10 @@ def most_probable(tables: Tables, weights: Weights, before: Array, newest: Array
     It is in one of the sparse rows, or is the most probable unigram, so the f32[V] probabilities
     are not computed.
     """
-    row = _row(tables, weights, before, newest)
-    ids = jnp.append(row.ids.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
-    rows = ((ids[:, None, None] == row.ids) * row.mass).sum((1, 2))
-    score = row.share * tables.unigram[jnp.maximum(ids, 0)] + rows
+    share, sparse, mass = _row(tables, weights, before, newest)
+    ids = jnp.append(sparse.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
+    rows = ((ids[:, None, None] == sparse) * mass).sum((1, 2))
+    score = share * tables.unigram[jnp.maximum(ids, 0)] + rows
     score = jnp.where(ids >= 0, score, -1)
     return jnp.min(jnp.where(score == score.max(), ids, tables.unigram.shape[0])).astype(jnp.int32)
 
