@@ -37,10 +37,8 @@ class State(struct.PyTreeNode):
     share: jax.Array  # f32[B] the mean of the accepted shares
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="adaedl's "):
     """The keys of ``adaedl``."""
-
-    OWNER = "adaedl's "
 
     start: float = share(0.4, "the first threshold")
     target: float = share(

@@ -49,10 +49,8 @@ class State(struct.PyTreeNode):
     seed: jax.Array  # u32[B] of the noise, from the prompt
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="bandit's "):
     """The keys of ``bandit``."""
-
-    OWNER = "bandit's "
 
     policy: str = key("ucb", '"ucb" or "exp3"', choices=POLICIES)
     profile: str = key(

@@ -34,10 +34,8 @@ class State(struct.PyTreeNode):
     shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="bass's "):
     """The keys of ``bass``."""
-
-    OWNER = "bass's "
 
     start: int = key(7, "in the first round", least=1)
     up: int = key(2, "how many levels more after a round in which a row accepted all", least=1)

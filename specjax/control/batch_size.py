@@ -33,10 +33,8 @@ class State(struct.PyTreeNode):
     live: jax.Array  # bool[B] not finished before the last round
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="batch_size's "):
     """The keys of ``batch_size``."""
-
-    OWNER = "batch_size's "
 
     table: str = key(
         help='the length up to each number of rows: "64:3/128:1/129:0" is 3 up to 64 rows, 1 up to '

@@ -73,10 +73,8 @@ class State(struct.PyTreeNode):
     due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="budget's "):
     """The keys of ``budget``."""
-
-    OWNER = "budget's "
 
     profile: str = key(
         "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'

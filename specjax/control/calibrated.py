@@ -43,10 +43,8 @@ class State(struct.PyTreeNode):
     tokens: jax.Array  # f32[B] the expected tokens of the round so far
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="calibrated's "):
     """The keys of ``calibrated``."""
-
-    OWNER = "calibrated's "
 
     profile: str = key(
         "",

@@ -46,10 +46,8 @@ class State(struct.PyTreeNode):
     count: jax.Array  # i32[B] how many were written
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="confidence's "):
     """The keys of ``confidence``."""
-
-    OWNER = "confidence's "
 
     threshold: float = share(0.4, "the probability; the first one, with ``refit``")
     refit: int = key(

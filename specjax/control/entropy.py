@@ -23,10 +23,8 @@ from specjax.types import Context
 REFERENCE = "zhang2025draft"
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="entropy's "):
     """The keys of ``entropy``."""
-
-    OWNER = "entropy's "
 
     most: float = key(
         0.3, "the highest sqrt(``scale`` entropy) of a token after which the draft goes on", least=0

@@ -22,10 +22,8 @@ class Length(struct.PyTreeNode):
     levels: jax.Array  # i32[B]
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="the draft "):
     """The keys of ``fixed``."""
-
-    OWNER = "the draft "
 
     length: int = key(help="of every draft, at most; 0 is plain decoding", least=0)
 

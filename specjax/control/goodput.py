@@ -94,10 +94,8 @@ class State(struct.PyTreeNode):
     due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="goodput's "):
     """The keys of ``goodput``."""
-
-    OWNER = "goodput's "
 
     profile: str = key(
         "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next four keys'

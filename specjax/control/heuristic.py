@@ -36,10 +36,8 @@ class State(struct.PyTreeNode):
     shares: jax.Array  # f32[B,window] the newest last; -1: there was no such round yet
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="heuristic's "):
     """The keys of ``heuristic``."""
-
-    OWNER = "heuristic's "
 
     start: int = key(5, "in the first round", least=0)
     up: int = key(2, "levels more", least=0)

@@ -87,10 +87,8 @@ class Rounds(NamedTuple):
     tokens: np.ndarray  # f32[M,D,S] that the round emits, with each of S sizes
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="ltd's "):
     """The keys of ``ltd``."""
-
-    OWNER = "ltd's "
 
     profile: str = key(
         "", "a file that mode bench wrote into profiles/ of its workdir: it has the two policies"

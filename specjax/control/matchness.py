@@ -42,10 +42,8 @@ class State(struct.PyTreeNode):
     stopped: jax.Array  # bool[B] whether the draft ended before its full length
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="matchness's "):
     """The keys of ``matchness``."""
-
-    OWNER = "matchness's "
 
     start: float = share(
         0.8, "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling"

@@ -37,10 +37,8 @@ class State(struct.PyTreeNode):
     length: jax.Array  # i32[B]
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="pending's "):
     """The keys of ``pending``."""
-
-    OWNER = "pending's "
 
     file: str = key(help="a JSON file with the list of the lengths by token id")
 

@@ -24,10 +24,8 @@ from specjax.declare import key
 REFERENCE = ("mamou2024dynamic", "zhang2025draft", "agrawal2024adaedl")
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="the threshold's "):
     """The keys of ``threshold``."""
-
-    OWNER = "the threshold's "
 
     least: float = key(
         help="the highest probability after which the draft goes on", least=0, most=1

@@ -48,10 +48,7 @@ class Topology(NamedTuple):
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """[N+1] children of the pending token (entry 0) and of node i (entry i + 1)."""
-        children: list[list[int]] = [[] for _ in range(self.nodes + 1)]
-        for node, parent in enumerate(self.parents):
-            children[parent + 1].append(node)
-        return tuple(map(tuple, children))
+        return _grouped((parent + 1 for parent in self.parents), self.nodes + 1)
 
     @property
     def branching(self) -> int:
@@ -61,19 +58,21 @@ class Topology(NamedTuple):
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """[depth] the nodes of depth 1, of depth 2, ..."""
-        levels: list[list[int]] = [[] for _ in range(self.depth)]
-        for node, depth in enumerate(self.depths):
-            levels[depth - 1].append(node)
-        return tuple(map(tuple, levels))
+        return _grouped((depth - 1 for depth in self.depths), self.depth)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """[N] index of each node among its siblings, from 0."""
-        ranks = [0] * self.nodes
-        for siblings in self.children:
-            for rank, node in enumerate(siblings):
-                ranks[node] = rank
-        return tuple(ranks)
+        ranks = {node: rank for nodes in self.children for rank, node in enumerate(nodes)}
+        return tuple(ranks[node] for node in range(self.nodes))
+
+
+def _grouped(places: Iterable[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """The nodes at each of ``count`` places; ``places`` has that of each node."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for node, place in enumerate(places):
+        groups[place].append(node)
+    return tuple(map(tuple, groups))
 
 
 def check(parents: Iterable[int], vocab_size: int | None = None) -> Topology:

@@ -109,22 +109,18 @@ def _with_bias(name: str, place: str, leaf: str, dims: str, bias: str | None, pa
 @functools.cache
 def _pattern(form: str) -> tuple[re.Pattern, list[tuple[int, str, int]]]:
     """A form with numbers as a regular expression; (factor, index, offset) of each number."""
-    numbers, pattern, end = [], "", 0
-    for match in _NUMBER.finditer(form):
-        factor, index, offset = match.groups()
-        numbers.append((int(factor or 1), index, int(offset or 0)))
-        pattern += re.escape(form[end : match.start()]) + r"(\d+)"
-        end = match.end()
-    return re.compile(pattern + re.escape(form[end:])), numbers
+    # The texts between the numbers, with the three groups of a number after each.
+    texts = _NUMBER.split(form)[::4]
+    numbers = [(int(a or 1), index, int(b or 0)) for a, index, b in _NUMBER.findall(form)]
+    return re.compile(r"(\d+)".join(map(re.escape, texts))), numbers
 
 
 def _indices(form: str, text: str) -> dict[str, int] | None:
     """The indices with which ``form`` is ``text``; None: there are none."""
     pattern, numbers = _pattern(form)
-    match = pattern.fullmatch(text)
-    found: dict[str, int] = {}
-    if match is None:
+    if (match := pattern.fullmatch(text)) is None:
         return None
+    found: dict[str, int] = {}
     for (factor, index, offset), digits in zip(numbers, match.groups(), strict=True):
         value, rest = divmod(int(digits) - offset, factor)
         if index.islower():

@@ -27,19 +27,18 @@ def grow(
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     exist = rows.going[:, None]
-    # Place in the block of each node (-1: the pending token), and of the parent at each place.
-    places, above = {-1: job.roots - 1}, [-1] * job.roots
+    # The place in the block of each node, and last of the pending token; the parent's at each place.
+    places, above = np.append(fed_places(shape), -1) + job.roots, [-1] * job.roots
     for depth, level in enumerate(shape.levels):
         if depth == 0:
             logits = job.begun.logits[:, None]
         elif job.stepper.independent:
             logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
         else:
-            own = [places[shape.parents[node]] for node in parents]
-            places |= {node: len(above) + i for i, node in enumerate(parents)}
-            above += own
+            own = places[[shape.parents[node] for node in parents]]
+            above += own.tolist()
             fed = jnp.broadcast_to(jnp.asarray(above, jnp.int32), (job.batch, len(above)))
-            nodes = Nodes(tokens, np.array(own), depth, tree.layout(fed, len(own)))
+            nodes = Nodes(tokens, own, depth, tree.layout(fed, len(own)))
             logits, memory = growing.step(job, rows, nodes, block)
             block = memory if block is None else tree.join(block, memory)
         logits = _mapped(job, logits, shape, parents, parts)
