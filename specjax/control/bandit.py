@@ -136,8 +136,7 @@ def _next(keys: Keys, state: State) -> State:
     probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / state.rounds.shape[1]
 
     def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(seed), count)
-        return jax.random.categorical(key, jnp.log(row))
+        return jax.random.categorical(jax.random.fold_in(jax.random.key(seed), count), jnp.log(row))
 
     arm = jax.vmap(draw)(state.seed, total.astype(jnp.int32), probs).astype(jnp.int32)
     share = jnp.take_along_axis(probs, arm[:, None], -1)[:, 0].astype(jnp.float32)

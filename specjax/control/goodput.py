@@ -253,27 +253,23 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
 def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
     costs, greedy = costs_lib.known_of(setup.known, batch), context.sampling.greedy
-    prior, zeros = costs.each("acceptance", greedy), jnp.zeros((batch,), jnp.int32)
+    prior = costs.each("acceptance", greedy)
     left = jnp.full((batch,), UNKNOWN, jnp.float32)
     if context.limit is not None:
         left = (context.limit - context.length).astype(jnp.float32)
     state = State(
-        jnp.asarray(greedy, bool),
-        jnp.zeros_like(prior),
-        jnp.zeros_like(prior),
-        jnp.zeros((batch, 2), jnp.float32),
-        left,
-        jnp.ones((batch,), bool) if context.done is None else ~context.done,
-        zeros,
-        zeros,
-        jnp.ones((batch,), jnp.float32),
-        zeros,
-        jnp.zeros((batch,), bool),
-        zeros,
-        prior,
-        jnp.ones((batch,), jnp.float32),
-        jnp.zeros((batch,), jnp.float32),
-        zeros,
+        greedy=jnp.asarray(greedy, bool),
+        found=jnp.zeros((batch, 2), jnp.float32),
+        left=left,
+        live=jnp.ones((batch,), bool) if context.done is None else ~context.done,
+        tries=jnp.zeros((batch,), bool),
+        rates=prior,
+        early=jnp.zeros((batch,), jnp.float32),
+        **dict.fromkeys(("passed", "tested"), jnp.zeros_like(prior)),
+        **dict.fromkeys(("bank", "pace"), jnp.ones((batch,), jnp.float32)),
+        **dict.fromkeys(
+            ("rows", "length", "idle", "failed", "due"), jnp.zeros((batch,), jnp.int32)
+        ),
     )
     return _next(setup, state)
 

@@ -84,14 +84,10 @@ def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
     They have at most the slots of the cache: a view has no more slots in use than the text has
     tokens.
     """
-    most = cache.k[full_layers(cache)[0]].shape[2]
-    positions = [at[..., :most] for at in positions]
-    pairs = list(zip(full_layers(cache), positions, strict=True))
-    return KVCache(
-        k=tuple(take(cache.k[layer], at) for layer, at in pairs),
-        v=tuple(take(cache.v[layer], at) for layer, at in pairs),
-        length=cache.length,
-    )
+    layers = full_layers(cache)
+    positions = [at[..., : cache.k[layers[0]].shape[2]] for at in positions]
+    k, v = (tuple(map(take, [x[i] for i in layers], positions)) for x in (cache.k, cache.v))
+    return KVCache(k, v, cache.length)
 
 
 def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:

@@ -182,13 +182,12 @@ def path_to(node: jax.Array, parents: jax.Array, depth: int) -> jax.Array:
 
     ``node`` -1 is the root itself: its path is empty.
     """
-    size = parents.shape[1]
     inside = ancestors(parents)
     level = inside.sum(-1) - 1  # 0 for a child of the root
     on_path = jnp.take_along_axis(inside, jnp.maximum(node, 0)[:, None, None], 1)[:, 0]
     on_path &= (node >= 0)[:, None]
     here = on_path[:, None] & (level[:, None] == jnp.arange(depth)[:, None])  # bool[B,depth,N]
-    return jnp.where(here, jnp.arange(size), -1).max(-1).astype(jnp.int32)
+    return jnp.where(here, jnp.arange(parents.shape[1]), -1).max(-1).astype(jnp.int32)
 
 
 def nodes_at(

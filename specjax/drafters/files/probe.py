@@ -53,11 +53,10 @@ class Reading(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Heads in their best reading, and all readings that were tried."""
+    """Heads in their best reading."""
 
     head: Head
     best: Reading
-    readings: list[Reading]  # in the order of their trial
 
 
 def probe(
@@ -118,8 +117,7 @@ def probe(
         return result
 
     best = _search(tried, list(_options(codec, head.config, target, made)))
-    possible = [each for each in readings.values() if isinstance(each, Reading)]
-    return Probed(head._replace(config=head.config | best.changes), best, possible)
+    return Probed(head._replace(config=head.config | best.changes), best)
 
 
 def _open_codec(name: str) -> Codec:

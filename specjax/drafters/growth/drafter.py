@@ -167,8 +167,7 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
     def one() -> tuple[Any, Any]:
         begun = setup.stepper.begin(params, context, kept)
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
-        roots = 0 if begun.memory is None else 1
-        nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
+        nodes = Nodes(token, parent, 1, chain_layout(batch, 1, int(begun.memory is not None)))
         return begun.memory, setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
 
     # Only the shapes are needed.

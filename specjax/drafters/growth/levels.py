@@ -27,7 +27,7 @@ def grow(
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     exist = rows.going[:, None]
-    # The place in the block of each node, and last of the pending token; the parent's at each place.
+    # Places in the block: of each node and, last, the pending token; of the parents of all places.
     places, above = np.append(fed_places(shape), -1) + job.roots, [-1] * job.roots
     for depth, level in enumerate(shape.levels):
         if depth == 0:

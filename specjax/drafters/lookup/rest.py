@@ -63,6 +63,5 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 
 def _tree(settings: Keys, sizes: Sizes, store, text, length, state) -> tuple:
-    shape = settings.samples, settings.depth
-    windows = stored_continuations(store, text, length, sizes, *shape)[0]
+    windows = stored_continuations(store, text, length, sizes, settings.samples, settings.depth)[0]
     return _frequency.tree(windows, jnp.ones((settings.samples,), jnp.float32), settings.nodes)[:3]
