@@ -253,7 +253,7 @@ def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
 def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
     costs, greedy = costs_lib.known_of(setup.known, batch), context.sampling.greedy
-    prior = costs.each("acceptance", greedy)
+    prior, zeros = costs.each("acceptance", greedy), jnp.zeros((batch,), jnp.int32)
     left = jnp.full((batch,), UNKNOWN, jnp.float32)
     if context.limit is not None:
         left = (context.limit - context.length).astype(jnp.float32)
@@ -267,9 +267,7 @@ def _init(setup: Setup, context: Context) -> State:
         early=jnp.zeros((batch,), jnp.float32),
         **dict.fromkeys(("passed", "tested"), jnp.zeros_like(prior)),
         **dict.fromkeys(("bank", "pace"), jnp.ones((batch,), jnp.float32)),
-        **dict.fromkeys(
-            ("rows", "length", "idle", "failed", "due"), jnp.zeros((batch,), jnp.int32)
-        ),
+        **dict.fromkeys(("rows", "length", "idle", "failed", "due"), zeros),
     )
     return _next(setup, state)
 

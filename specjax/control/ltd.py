@@ -105,9 +105,8 @@ def make(keys: Keys) -> Controller:
     """
     if not keys.profile:
         # Mode bench makes the drafter before it measures.
-        return Controller(
-            "ltd", _unfitted, size=_unfitted, check_rows=_unfitted, most_nodes=FOREVER
-        )
+        raises = _unfitted
+        return Controller("ltd", raises, size=raises, check_rows=raises, most_nodes=FOREVER)
     known = costs_lib.read(keys.profile, unit=costs_lib.NODES)
     policies = [kind.policy for costs in known.batches.values() for kind in costs[1:]]
     if not all(policies):

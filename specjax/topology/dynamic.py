@@ -20,6 +20,8 @@ and the chosen nodes are functions of the context alone.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,10 +65,8 @@ def best_parents_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, 
 
 def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:
     """i64[C,2]: the (frontier index, child rank) of the children that ``expand`` returns."""
-    pairs = [(i, j) for i in range(frontier) for j in range(top_k)]
-    if most is not None:
-        pairs = [(i, j) for i, j in pairs if (i + 1) * (j + 1) <= most]
-    return np.array(pairs)
+    pairs = itertools.product(range(frontier), range(top_k))
+    return np.array([(i, j) for i, j in pairs if most is None or (i + 1) * (j + 1) <= most])
 
 
 def expand(

@@ -58,10 +58,8 @@ class Given(NamedTuple):
             asked = getattr(keys, key.name)
             if self.params is None:
                 own = key.facts.new if asked == key.default else None
-            elif found:
-                own = found.get(key.name)
             else:
-                own = key.stored(self.params, self.config)
+                own = found.get(key.name) if found else key.stored(self.params, self.config)
             own = tuple(own) if isinstance(own, list) else own
             if own is None:
                 continue

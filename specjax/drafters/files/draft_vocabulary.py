@@ -42,9 +42,7 @@ def ids_of(
     check_tokens(where, ids, vocab)
     if marked is not None and not np.array_equal(marked, ids):
         raise UserError(f"{where}: d2t and t2d name different tokens; {_MADE_FOR}")
-    if vocab == width:
-        return None
-    return ids.astype(np.int32)
+    return None if vocab == width else ids.astype(np.int32)
 
 
 def tensors_of(ids: np.ndarray | None, width: int, vocab: int) -> dict[str, np.ndarray]:

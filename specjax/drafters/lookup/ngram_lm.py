@@ -90,9 +90,8 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: numbers out of range, unknown mode, a weight that ``order`` excludes, a directory
             without tables for this target.
     """
-    counts = keys.tables
-    if not isinstance(counts, Tables):
-        counts = ngram_tables.load(counts, target)
+    given = keys.tables
+    counts = given if isinstance(given, Tables) else ngram_tables.load(given, target)
     ngram_tables.check(counts, target)
     bigram = BIGRAM_WEIGHT if keys.bigram_weight is None else float(keys.bigram_weight)
     trigram = TRIGRAM_WEIGHT if keys.trigram_weight is None else float(keys.trigram_weight)
