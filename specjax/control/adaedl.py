@@ -16,7 +16,6 @@ A tree stops as a whole: when the bound is low at all places of a level.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -25,7 +24,7 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller, entropies
 from specjax.declare import key, share
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "agrawal2024adaedl"
 
@@ -33,8 +32,8 @@ REFERENCE = "agrawal2024adaedl"
 class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
-    threshold: jax.Array  # f32[B]
-    share: jax.Array  # f32[B] the mean of the accepted shares
+    threshold: Array  # f32[B]
+    share: Array  # f32[B] the mean of the accepted shares
 
 
 class Keys(declare.Keys, owner="adaedl's "):
@@ -74,7 +73,7 @@ def _init(start: float, target: float, context: Context) -> State:
     return State(full(start), full(target))
 
 
-def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(scale: float, state: State, ahead: Ahead) -> tuple[Array, State]:
     bound = 1 - jnp.sqrt(scale * entropies(ahead.logits))
     return ((bound >= state.threshold[:, None]) & ahead.valid).any(-1), state
 

@@ -26,9 +26,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import Controller
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Known
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "hou2025banditspec"
 
@@ -40,13 +40,13 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    rounds: jax.Array  # f32[B,A] of each arm
+    greedy: Array  # bool[B] the rows without sampling
+    rounds: Array  # f32[B,A] of each arm
     # f32[B,A] ucb: the sum of the gains of each arm; exp3: the logs of the weights
-    score: jax.Array
-    arm: jax.Array  # i32[B] of the next round
-    share: jax.Array  # f32[B] the probability with which exp3 drew the arm
-    seed: jax.Array  # u32[B] of the noise, from the prompt
+    score: Array
+    arm: Array  # i32[B] of the next round
+    share: Array  # f32[B] the probability with which exp3 drew the arm
+    seed: Array  # u32[B] of the noise, from the prompt
 
 
 class Keys(declare.Keys, owner="bandit's "):
@@ -81,7 +81,7 @@ def make(keys: Keys) -> Controller:
     )
 
 
-def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
+def _init(known: Known, keys: Keys, context: Context) -> State:
     batch = len(context.length)
     place = jnp.arange(context.tokens.shape[1])
     real = place < context.length[:, None]
@@ -98,13 +98,11 @@ def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
     return _next(keys, State(greedy, zeros, zeros, nothing, ones, seed))
 
 
-def _limit(known: Costs | Profile, state: State) -> jax.Array:
+def _limit(known: Known, state: State) -> Array:
     return jnp.asarray(costs_lib.known_of(known, len(state.arm)).lengths, jnp.int32)[state.arm]
 
 
-def _update(
-    known: Costs | Profile, keys: Keys, state: State, draft: Draft, verdict: Verdict
-) -> State:
+def _update(known: Known, keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     costs = costs_lib.known_of(known, len(state.arm))
     times, empty = (costs.each(name, state.greedy) for name in ("times", "empty"))
     # Gains are divided by the highest one that any length can have.
@@ -135,7 +133,7 @@ def _next(keys: Keys, state: State) -> State:
         return state.replace(arm=jnp.argmax(index, -1).astype(jnp.int32))
     probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / state.rounds.shape[1]
 
-    def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
+    def draw(seed: Array, count: Array, row: Array) -> Array:
         return jax.random.categorical(jax.random.fold_in(jax.random.key(seed), count), jnp.log(row))
 
     arm = jax.vmap(draw)(state.seed, total.astype(jnp.int32), probs).astype(jnp.int32)

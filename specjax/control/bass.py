@@ -20,7 +20,7 @@ from specjax.checks import whole
 from specjax.control import _controller
 from specjax.control._controller import Controller, length_of
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "qian2024bass"
 
@@ -30,8 +30,8 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """Equal in all rows."""
 
-    length: jax.Array  # i32[B]
-    shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
+    length: Array  # i32[B]
+    shrunk: Array  # i32[B] 1 if the last round made the drafts shorter
 
 
 class Keys(declare.Keys, owner="bass's "):

@@ -43,10 +43,10 @@ from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Known
 from specjax.declare import key, share
 from specjax.topology import dynamic
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "he2026cost"
 
@@ -59,18 +59,18 @@ FALL = 0.3
 class State(struct.PyTreeNode):
     """What is kept from round to round."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    live: jax.Array  # bool[B] the rows that are not finished
-    classes: jax.Array  # i32[B,N] of the nodes of the last tree, best first
+    greedy: Array  # bool[B] the rows without sampling
+    live: Array  # bool[B] the rows that are not finished
+    classes: Array  # i32[B,N] of the nodes of the last tree, best first
     # f32[B,CLASSES] nodes that were accepted, and tested; later ones count more
-    passed: jax.Array
-    tested: jax.Array
+    passed: Array
+    tested: Array
     # f32[B] expected tokens of a row in rounds with drafts, and their time; equal in all rows
-    gained: jax.Array
-    spent: jax.Array
-    lost: jax.Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
-    idle: jax.Array  # i32[B] rounds since the last draft
-    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+    gained: Array
+    spent: Array
+    lost: Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
+    idle: Array  # i32[B] rounds since the last draft
+    due: Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
 class Keys(declare.Keys, owner="budget's "):
@@ -95,7 +95,7 @@ class Keys(declare.Keys, owner="budget's "):
 class Setup(NamedTuple):
     """The static settings."""
 
-    known: Costs | Profile
+    known: Known
     keys: Keys
 
     @property
@@ -136,19 +136,19 @@ def _init(setup: Setup, context: Context) -> State:
     return State(greedy, live, classes, counts, counts, zeros, zeros, zeros, none, none)
 
 
-def _limit(setup: Setup, state: State) -> jax.Array:
+def _limit(setup: Setup, state: State) -> Array:
     rests = (state.lost.max() >= setup.keys.patience) & (state.idle.max() < state.due.max())
     return jnp.full(state.due.shape, jnp.where(rests, 0, FOREVER), jnp.int32)
 
 
-def _mean(state: State, values: jax.Array) -> jax.Array:
+def _mean(state: State, values: Array) -> Array:
     """The mean of [B,...] over live rows."""
     return (values * tree.aligned(state.live, values)).sum(0) / jnp.maximum(state.live.sum(), 1)
 
 
 def _size(
-    setup: Setup, state: State, draft: Draft, log_prob: jax.Array | None
-) -> tuple[jax.Array, jax.Array, State]:
+    setup: Setup, state: State, draft: Draft, log_prob: Array | None
+) -> tuple[Array, Array, State]:
     """The nodes in order i32[B,N], how many of them i32[B] are verified, and the state."""
     keys, (batch, nodes) = setup.keys, draft.tokens.shape
     classes, prior = _by_rank(draft) if log_prob is None else _by_probability(log_prob)
@@ -182,11 +182,11 @@ def _size(
 
 def _times(
     setup: Setup, state: State, sizes: tuple[int, ...], levels: int, lookup: bool
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """f32[n] the times of rounds with so many nodes, and f32[] of one in which no row has any."""
     costs = costs_lib.known_of(setup.known, len(state.live))
 
-    def both(value: np.ndarray | float, other: np.ndarray | float) -> jax.Array:
+    def both(value: np.ndarray | float, other: np.ndarray | float) -> Array:
         greedy = _mean(state, state.greedy.astype(jnp.float32))
         return greedy * jnp.asarray(value, jnp.float32) + (1 - greedy) * jnp.asarray(other)
 
@@ -196,7 +196,7 @@ def _times(
     return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)
 
 
-def _by_probability(log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _by_probability(log_prob: Array) -> tuple[Array, Array]:
     """The class i32[B,N] and the probability f32[B,N] of nodes, given their parents."""
     # No node is certain, and none impossible: both have logarithms.
     prob = jnp.clip(jnp.exp(log_prob.astype(jnp.float32)), 1e-6, 1 - 1e-6)
@@ -204,7 +204,7 @@ def _by_probability(log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.clip(place, 0, CLASSES - 1).astype(jnp.int32), prob
 
 
-def _by_rank(draft: Draft) -> tuple[jax.Array, jax.Array]:
+def _by_rank(draft: Draft) -> tuple[Array, Array]:
     """The same of a draft without probabilities."""
     assert draft.parents is not None
     exist = tree.exists(draft.valid, draft.parents)
@@ -215,7 +215,7 @@ def _by_rank(draft: Draft) -> tuple[jax.Array, jax.Array]:
     return classes.astype(jnp.int32), costs_lib.ACCEPTANCE * FALL ** rank.astype(jnp.float32)
 
 
-def _observed(state: State, weight: float, classes: jax.Array, prior: jax.Array) -> jax.Array:
+def _observed(state: State, weight: float, classes: Array, prior: Array) -> Array:
     """f32[B,N]: the acceptance of the row's class, towards the batch's, towards ``prior``."""
     live = state.live[:, None]
     passed, tested = ((x * live).sum(0)[classes] for x in (state.passed, state.tested))

@@ -28,9 +28,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import Ahead, Controller
-from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.control.costs import Costs, Known, RoundCosts
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "cheng2026dspark"
 
@@ -38,9 +38,9 @@ REFERENCE = "cheng2026dspark"
 class State(struct.PyTreeNode):
     """Of the draft that grows."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    survival: jax.Array  # f32[B] the product of the confidences so far
-    tokens: jax.Array  # f32[B] the expected tokens of the round so far
+    greedy: Array  # bool[B] the rows without sampling
+    survival: Array  # f32[B] the product of the confidences so far
+    tokens: Array  # f32[B] the expected tokens of the round so far
 
 
 class Keys(declare.Keys, owner="calibrated's "):
@@ -83,7 +83,7 @@ def _filled(costs: Costs) -> Costs:
     return costs._replace(greedy=kind(costs.greedy), sampled=kind(costs.sampled))
 
 
-def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(known: Known, state: State, ahead: Ahead) -> tuple[Array, State]:
     costs = _filled(costs_lib.known_of(known, len(state.greedy)))
     times, heats = (costs.each(name, state.greedy) for name in ("times", "heats"))
     longest = costs.longest
@@ -100,7 +100,7 @@ def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array,
     return rises & (depth < longest), new
 
 
-def _confidence(ahead: Ahead) -> jax.Array:
+def _confidence(ahead: Ahead) -> Array:
     """f32[B,n]: the chance that the next token at each place is accepted, by the drafter."""
     if ahead.confidence is not None:
         return ahead.confidence.astype(jnp.float32)
@@ -112,10 +112,10 @@ def _confidence(ahead: Ahead) -> jax.Array:
 class Recorded(struct.PyTreeNode):
     """The confidences of a row's last rounds, and what was accepted: to fit temperatures to."""
 
-    now: jax.Array  # f32[B,K] of the draft that grows; -1: none
-    confidences: jax.Array  # f32[B,R,K] of the rounds so far; -1: no token
-    accepted: jax.Array  # i32[B,R] levels; -1: no round yet
-    rounds: jax.Array  # i32[B]
+    now: Array  # f32[B,K] of the draft that grows; -1: none
+    confidences: Array  # f32[B,R,K] of the rounds so far; -1: no token
+    accepted: Array  # i32[B,R] levels; -1: no round yet
+    rounds: Array  # i32[B]
 
 
 def recorder(longest: int, rounds: int) -> Controller:
@@ -138,7 +138,7 @@ def _begin(longest: int, rounds: int, context: Context) -> Recorded:
     )
 
 
-def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
+def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:
     sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
     here = jnp.arange(longest) == jnp.asarray(ahead.depth)
     return jnp.ones(sure.shape, bool), state.replace(now=jnp.where(here, sure[:, None], state.now))

@@ -16,6 +16,7 @@ from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import buckets, machine
+from specjax.types import Array
 
 SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
@@ -65,7 +66,7 @@ class Costs(NamedTuple):
         """The longest draft."""
         return self.lengths[-1]
 
-    def each(self, field: str, greedy: jax.Array) -> jax.Array:
+    def each(self, field: str, greedy: Array) -> Array:
         """f32[B,n]: a field of ``RoundCosts`` by row, ``greedy`` bool[B] or sampled.
 
         n is 1 for numbers.
@@ -195,12 +196,15 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
     return RoundCosts(times, rates, heats, empty, finds, missed, policy)
 
 
-def known_of(known: Costs | Profile, batch: int) -> Costs:
+Known = Costs | Profile  # of a controller
+
+
+def known_of(known: Known, batch: int) -> Costs:
     """The costs for a batch size; see ``Profile.near``."""
     return known.near(batch) if isinstance(known, Profile) else known
 
 
-def lengths(known: Costs | Profile) -> tuple[int, ...]:
+def lengths(known: Known) -> tuple[int, ...]:
     """The draft lengths of these costs, which are those of every batch size."""
     return (next(iter(known.batches.values())) if isinstance(known, Profile) else known).lengths
 
@@ -211,12 +215,12 @@ def sizes(nodes: int) -> tuple[int, ...]:
     return (*(size for size in powers if 4 * size < 3 * nodes), nodes)
 
 
-def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
+def check_rows(known: Known) -> Callable[[int], None] | None:
     """``Controller.check_rows`` of these costs."""
     return Bound(Profile.check, known) if isinstance(known, Profile) else None
 
 
-def known(keys: Any, unit: str = LEVELS) -> Costs | Profile:
+def known(keys: Any, unit: str = LEVELS) -> Known:
     """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``."""
     acceptance = getattr(keys, "acceptance", ACCEPTANCE)
     costs = linear(keys.most, keys.draft, keys.verify, acceptance, unit)

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -50,9 +49,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller, length_of
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Costs, Known
 from specjax.declare import key, share
-from specjax.types import Context, Draft, Lasting, Verdict
+from specjax.types import Array, Context, Draft, Lasting, Verdict
 
 REFERENCE = "liu2024optimizing"
 
@@ -72,26 +71,26 @@ class State(struct.PyTreeNode):
 
     # bool[B] the rows without sampling. What they cost is looked up in every round, because a state
     # can be put into a batch of another size.
-    greedy: jax.Array
+    greedy: Array
     # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
-    passed: jax.Array
-    tested: jax.Array
+    passed: Array
+    tested: Array
     # f32[B,2] rounds with a draft, and rounds that could have one; later ones count more.
-    found: jax.Array
-    left: jax.Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
-    live: jax.Array  # bool[B] the rows that are not finished
-    rows: jax.Array  # i32[B] how many rows the batch had when the length was chosen
-    length: jax.Array  # i32[B] of the next draft, equal in all rows
+    found: Array
+    left: Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
+    live: Array  # bool[B] the rows that are not finished
+    rows: Array  # i32[B] how many rows the batch had when the length was chosen
+    length: Array  # i32[B] of the next draft, equal in all rows
     # f32[B] the time that drafts may still lose in the row, before the ``idle`` rounds
-    bank: jax.Array
-    idle: jax.Array  # i32[B] rounds of the row since a draft was made, or since it began
-    tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
-    failed: jax.Array  # i32[B] trials that gave no draft since the last one, equal in all rows
+    bank: Array
+    idle: Array  # i32[B] rounds of the row since a draft was made, or since it began
+    tries: Array  # bool[B] whether the next draft is a trial, equal in all rows
+    failed: Array  # i32[B] trials that gave no draft since the last one, equal in all rows
     # What follows from the numbers above.
-    rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
-    pace: jax.Array  # f32[B] tokens in the time of a round without a draft, with the best length
-    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
-    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+    rates: Array  # f32[B,K] the acceptance of each row at each depth
+    pace: Array  # f32[B] tokens in the time of a round without a draft, with the best length
+    early: Array  # f32[B] how long before the last row each one is finished, as a share
+    due: Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
 class Keys(declare.Keys, owner="goodput's "):
@@ -129,19 +128,19 @@ class Keys(declare.Keys, owner="goodput's "):
 class Setup(NamedTuple):
     """The static settings."""
 
-    known: Costs | Profile
+    known: Known
     keys: Keys
 
     def costs(self, state: State) -> Costs:
         """The costs of the batch."""
         return costs_lib.known_of(self.known, len(state.live))
 
-    def each(self, field: str, state: State) -> jax.Array:
+    def each(self, field: str, state: State) -> Array:
         """f32[B,n]: a field of ``RoundCosts`` by row."""
         return self.costs(state).each(field, state.greedy)
 
 
-def choose(setup: Setup, state: State) -> tuple[State, jax.Array, jax.Array]:
+def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:
     """The best length for all rounds from now on, and the best one above 0, both i32[].
 
     The state has what follows from its numbers.
@@ -178,7 +177,7 @@ def choose(setup: Setup, state: State) -> tuple[State, jax.Array, jax.Array]:
     return state, lengths[best], lengths[trial]
 
 
-def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
+def of_found(setup: Setup, state: State, reach: Array) -> Array:
     """i32[] the best length for this round, for drafts of so many levels i32[B].
 
     A round takes time from the rounds after it, so tokens are compared with those that the rows
@@ -198,13 +197,13 @@ def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
     return jnp.asarray(costs.lengths, jnp.int32)[best]
 
 
-def _mean(state: State, values: jax.Array) -> jax.Array:
+def _mean(state: State, values: Array) -> Array:
     """f32[n]: the mean of f32[B,n] over live rows; greedy and sampled rows may differ."""
     live = state.live[:, None]
     return (values * live).sum(0) / jnp.maximum(live.sum(), 1)
 
 
-def rates_of(setup: Setup, state: State) -> jax.Array:
+def rates_of(setup: Setup, state: State) -> Array:
     """f32[B,K]: the acceptance of each row at each depth."""
     live, weight = state.live[:, None], setup.keys.weight
     passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
@@ -212,13 +211,13 @@ def rates_of(setup: Setup, state: State) -> jax.Array:
     return (state.passed + weight * batch) / (state.tested + weight)
 
 
-def _accepted(setup: Setup, state: State, rates: jax.Array) -> jax.Array:
+def _accepted(setup: Setup, state: State, rates: Array) -> Array:
     """f32[B,A]: the expected accepted tokens of a draft of each length."""
     accepted = jnp.pad(jnp.cumsum(jnp.cumprod(rates, -1), -1), ((0, 0), (1, 0)))
     return accepted[:, np.array(setup.costs(state).lengths)]
 
 
-def spread(state: State, value: jax.Array) -> jax.Array:
+def spread(state: State, value: Array) -> Array:
     """The value in all rows."""
     return jnp.broadcast_to(value, state.length.shape)
 
@@ -234,7 +233,7 @@ def make(keys: Keys) -> Controller:
     return of_costs(costs_lib.known(keys), keys)
 
 
-def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
+def of_costs(known: Known, keys: Keys) -> Controller:
     """The controller for these costs, and the keys that are not about costs; see ``make``."""
     setup = Setup(known, keys)
     return Controller(
@@ -272,12 +271,12 @@ def _init(setup: Setup, context: Context) -> State:
     return _next(setup, state)
 
 
-def _limit(setup: Setup, state: State) -> jax.Array:
+def _limit(setup: Setup, state: State) -> Array:
     """No draft while it is not allowed: a row that was put in has a length of its own."""
     return jnp.where(_allowed(setup, state), length_of(state), 0)
 
 
-def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
+def _within(setup: Setup, state: State, reach: Array) -> Array:
     """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
     return jnp.where(state.tries, state.length, spread(state, of_found(setup, state, reach)))
 
@@ -309,7 +308,7 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     return _next(setup, state)
 
 
-def _time(setup: Setup, state: State, drafted: jax.Array, asked: jax.Array) -> jax.Array:
+def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:
     """f32[]: the time of a round whose longest draft has so many tokens i32[]."""
     lengths = jnp.asarray(setup.costs(state).lengths)
     index = jnp.minimum(jnp.searchsorted(lengths, drafted), len(lengths) - 1)
@@ -317,12 +316,12 @@ def _time(setup: Setup, state: State, drafted: jax.Array, asked: jax.Array) -> j
     return jnp.where(drafted > 0, _mean(state, setup.each("times", state))[index], bare)
 
 
-def _idle_gain(setup: Setup, state: State) -> jax.Array:
+def _idle_gain(setup: Setup, state: State) -> Array:
     """f32[]: what a round without a draft adds to a bank."""
     return setup.keys.slack - _mean(state, setup.each("missed", state))[0]
 
 
-def _least(setup: Setup, state: State) -> jax.Array:
+def _least(setup: Setup, state: State) -> Array:
     """f32[]: the bank that decides whether drafts are allowed; with open rows the mean one."""
     banks = state.bank + _idle_gain(setup, state) * state.idle
     if setup.keys.rows == "open":
@@ -330,7 +329,7 @@ def _least(setup: Setup, state: State) -> jax.Array:
     return jnp.where(state.live, banks, jnp.inf).min()
 
 
-def _allowed(setup: Setup, state: State) -> jax.Array:
+def _allowed(setup: Setup, state: State) -> Array:
     """bool[]: whether the next round may have a draft."""
     return (setup.keys.slack == 1) | (_least(setup, state) >= -ROUNDING)
 
@@ -347,7 +346,7 @@ def _next(setup: Setup, state: State) -> State:
     )
 
 
-def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
+def _pause(setup: Setup, state: State, live: Array) -> Array:
     rounds = state.due[0] - state.idle.max()
     # So many bring the bank back to 0.
     gain = _idle_gain(setup, state)
@@ -359,6 +358,6 @@ def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
     return spread(state, jnp.where(same.all(), rounds, 1))
 
 
-def _after(setup: Setup, state: State, rounds: jax.Array) -> State:
+def _after(setup: Setup, state: State, rounds: Array) -> State:
     live, idle = rounds > 0, state.idle + rounds.max()
     return _next(setup, state.replace(live=live, idle=idle))

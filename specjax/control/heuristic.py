@@ -11,7 +11,6 @@ above=0.8,below=0.5" drafts one token more from 0.8 on, and one less below 0.5.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -22,7 +21,7 @@ from specjax.control import _controller
 from specjax.control._controller import Controller, length_of
 from specjax.declare import key
 from specjax.errors import UserError
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "gante2023assisted"
 
@@ -32,8 +31,8 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """The length, and the accepted shares of the last rounds with a draft."""
 
-    length: jax.Array  # i32[B]
-    shares: jax.Array  # f32[B,window] the newest last; -1: there was no such round yet
+    length: Array  # i32[B]
+    shares: Array  # f32[B,window] the newest last; -1: there was no such round yet
 
 
 class Keys(declare.Keys, owner="heuristic's "):

@@ -21,7 +21,7 @@ from specjax.errors import UserError
 from specjax.models.layers import capped
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
-from specjax.types import LM, Context, Params
+from specjax.types import LM, Array, Context, Params
 
 
 class Ring(NamedTuple):
@@ -38,13 +38,13 @@ class Ring(NamedTuple):
     def slots(self) -> int:
         return self.fixed + self.window
 
-    def slot(self, position: jax.Array, end: jax.Array) -> jax.Array:
+    def slot(self, position: Array, end: Array) -> Array:
         """The slot of a token; ``slots`` for one that a token before ``end`` replaces."""
         place = self.fixed + (position - self.fixed) % self.window
         place = jnp.where(position < end - self.window, self.slots, place)
         return jnp.where(position < self.fixed, position, place)
 
-    def positions(self, length: jax.Array) -> jax.Array:
+    def positions(self, length: Array) -> Array:
         """i32[B,slots]: the token in each slot after texts of ``length`` i32[B] tokens."""
         ring = newest(length - self.fixed, self.window) + self.fixed
         first = jnp.broadcast_to(jnp.arange(self.fixed), (len(length), self.fixed))
@@ -123,7 +123,7 @@ def _select(
     asked = model.inside.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
     before, full = cache.length - ring.window, cache.length >= ring.slots
 
-    def positions(layer: int) -> jax.Array:
+    def positions(layer: int) -> Array:
         mass = attention_mass(asked[layer], cache.k[layer], first, cache.length)
         chosen = most_attended(mass, before, pool, ring.fixed)
         fixed = jnp.where(full[:, None, None], chosen, plain[..., : ring.fixed])
@@ -133,9 +133,7 @@ def _select(
     return view.gathered(cache, [positions(layer) for layer in layers])
 
 
-def attention_mass(
-    asked: Queries, keys: jax.Array, first: jax.Array, length: jax.Array
-) -> jax.Array:
+def attention_mass(asked: Queries, keys: Array, first: Array, length: Array) -> Array:
     """f32[B,H,S]: the attention that T tokens pay to each cached one.
 
     The T tokens are those at the positions from ``first`` i32[B] to ``length`` - 1; their own keys
@@ -153,7 +151,7 @@ def attention_mass(
     return weights.sum(3).mean(2)
 
 
-def most_attended(mass: jax.Array, before: jax.Array, pool: int, count: int) -> jax.Array:
+def most_attended(mass: Array, before: Array, pool: int, count: int) -> Array:
     """i32[B,H,count]: the tokens before ``before`` i32[B] with the largest mean of neighbours.
 
     ``mass`` f32[B,H,S]. Tokens from ``before`` on have mass 0, as has what is beyond the ends.
@@ -205,7 +203,7 @@ def streaming_model(model: LM, *, budget: int, sinks: int) -> LM:
 
 
 def _commit(
-    ring: Ring, cache: KVCache, block: KVBlock, count: jax.Array, path: jax.Array | None = None
+    ring: Ring, cache: KVCache, block: KVBlock, count: Array, path: Array | None = None
 ) -> KVCache:
     """``LM.commit``."""
     kept, inside = tree.accepted(block, count, path)

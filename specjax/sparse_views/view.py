@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from specjax.cache import KVCache, MixedCache, write_at
 from specjax.errors import UserError
-from specjax.types import LM
+from specjax.types import LM, Array
 
 
-def unchanged(kept: Any, grown: jax.Array) -> Any:
+def unchanged(kept: Any, grown: Array) -> Any:
     """``View.commit`` of a view that counts no rounds."""
     return kept
 
@@ -70,7 +70,7 @@ def full_layers(cache: KVCache) -> tuple[int, ...]:
     return tuple(layer for layer, window in enumerate(windows) if window is None)
 
 
-def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
+def take(buffer: Array, positions: Array) -> Array:
     """[B,H,M,D]: the entries of ``buffer`` [B,H,S,D] at ``positions`` i32[B,1 or H,M].
 
     A position outside of the buffer gives its first or last entry.
@@ -78,7 +78,7 @@ def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(buffer, jnp.clip(positions, 0, buffer.shape[2] - 1)[..., None], 2)
 
 
-def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
+def gathered(cache: KVCache, positions: Sequence[Array]) -> KVCache:
     """Buffers with the entries at ``positions`` i32[B,1 or H,M], one array per full layer.
 
     They have at most the slots of the cache: a view has no more slots in use than the text has
@@ -90,7 +90,7 @@ def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
     return KVCache(k, v, cache.length)
 
 
-def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
+def beside(cache: KVCache, kept: KVCache, held: Array) -> KVCache:
     """The cache, with the first ``held`` i32[B] slots of ``kept`` in the place of full layers."""
     k, v = list(cache.k), list(cache.v)
     for own, layer in enumerate(full_layers(cache)):
@@ -99,7 +99,7 @@ def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
 
 
 def caught_up(
-    kept: KVCache, cache: KVCache, most: int, slot: Callable[[jax.Array, jax.Array], jax.Array]
+    kept: KVCache, cache: KVCache, most: int, slot: Callable[[Array, Array], Array]
 ) -> KVCache:
     """``kept`` with the tokens of the cache from ``kept.length`` on, ``most`` at a time.
 
@@ -107,7 +107,7 @@ def caught_up(
     are being added; a slot outside of the buffers is not written.
     """
 
-    def lacking(kept: KVCache) -> jax.Array:
+    def lacking(kept: KVCache) -> Array:
         return (kept.length < cache.length).any()
 
     def more(kept: KVCache) -> KVCache:
@@ -115,7 +115,7 @@ def caught_up(
         position = kept.length[:, None] + jnp.arange(most, dtype=jnp.int32)
         to = jnp.where(position < end[:, None], slot(position, end[:, None]), kept.k[0].shape[2])
 
-        def added(buffers: Sequence[jax.Array], whole: Sequence[jax.Array]) -> tuple:
+        def added(buffers: Sequence[Array], whole: Sequence[Array]) -> tuple:
             new = [take(whole[layer], position[:, None]) for layer in full_layers(cache)]
             return tuple(write_at(*each, to) for each in zip(buffers, new, strict=True))
 

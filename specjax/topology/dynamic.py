@@ -29,6 +29,7 @@ import numpy as np
 from specjax import sampling, tree
 from specjax.checks import whole
 from specjax.errors import UserError
+from specjax.types import Array
 
 REFERENCE = ("li2024eagle2", "cheng2024recurrent", "ringel2026accelerating", "hu2026jetspec")
 
@@ -70,8 +71,8 @@ def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray
 
 
 def expand(
-    scores: jax.Array, log_probs: jax.Array, top_k: int, most: int | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    scores: Array, log_probs: Array, top_k: int, most: int | None = None
+) -> tuple[Array, Array, Array]:
     """The ``top_k`` most probable children of each of K frontier nodes.
 
     ``scores`` f32[B,K] are the frontier's cumulative log-probabilities, ``log_probs`` f32[B,K,V]
@@ -107,7 +108,7 @@ def _check_size(name: str, value: int, most: int, there: str) -> None:
         raise UserError(f"{name} is {value} and {there}; give at most {most}")
 
 
-def frontier(total: jax.Array, k: int) -> jax.Array:
+def frontier(total: Array, k: int) -> Array:
     """i32[B,k]: indices of the best k of ``total`` f32[B,C], best first, ties to the lower index.
 
     NaN counts as -inf. Raises UserError for k above C.
@@ -119,7 +120,7 @@ def frontier(total: jax.Array, k: int) -> jax.Array:
     return jax.lax.top_k(total, k)[1].astype(jnp.int32)
 
 
-def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array, jax.Array]:
+def rerank(total: Array, parents: Array, nodes: int) -> tuple[Array, Array]:
     """The best ``nodes`` of a pool of P, as a tree in topological order.
 
     ``total`` f32[B,P] are cumulative scores (for the best parents those of the parents) and
@@ -145,9 +146,7 @@ def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array,
     return chosen, jnp.where(parent < 0, -1, place).astype(jnp.int32)
 
 
-def by_chance(
-    log_chance: jax.Array, parents: jax.Array | None, valid: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def by_chance(log_chance: Array, parents: Array | None, valid: Array) -> tuple[Array, Array]:
     """The nodes of a tree, ordered by the chance that their whole path is accepted.
 
     ``log_chance`` f[B,N] <= 0 is that of each node, given its parent. Ties go to the lower index,
@@ -169,9 +168,7 @@ def by_chance(
     return order.astype(jnp.int32), jnp.take_along_axis(chance, order, 1)
 
 
-def paths(
-    parents: jax.Array, valid: jax.Array, beams: int, nodes: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def paths(parents: Array, valid: Array, beams: int, nodes: int) -> tuple[Array, Array, Array]:
     """The paths that a beam search ends with, as a tree in topological order.
 
     The pool has the ``beams`` best candidates of each level, best first, at indices from

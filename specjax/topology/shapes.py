@@ -240,7 +240,7 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
 
 
 if TYPE_CHECKING:
-    import jax
+    from specjax.types import Array
 
 
 def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
@@ -273,9 +273,7 @@ def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], lis
     return tokens, parents, [passing[at] for at in order[1:]]
 
 
-def merge_batched(
-    tokens: jax.Array, valid: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Array]:
     """The trie of K sequences per row, on the device.
 
     For deterministic candidates only: merging siblings that were *sampled* independently changes
@@ -306,7 +304,7 @@ def merge_batched(
     roots = jnp.full((batch, k, 1), -1, jnp.int32)
     parents = jnp.concatenate([roots, parents], axis=-1)[..., :length]
 
-    def breadth_first(x: jax.Array) -> jax.Array:
+    def breadth_first(x: Array) -> Array:
         return x.swapaxes(1, 2).reshape(batch, length * k)
 
     return breadth_first(tokens), breadth_first(parents), breadth_first(kept), breadth_first(counts)
