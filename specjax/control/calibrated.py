@@ -120,12 +120,7 @@ class Recorded(struct.PyTreeNode):
 
 def recorder(longest: int, rounds: int) -> Controller:
     """Full drafts of ``longest`` levels; its state has the confidences of ``rounds`` rounds."""
-    return Controller(
-        "recorder",
-        Bound(_record, longest),
-        Bound(_begin, longest, rounds),
-        Bound(_recorded, longest, rounds),
-    )
+    return Controller("recorder", _record, Bound(_begin, longest, rounds), _recorded)
 
 
 def _begin(longest: int, rounds: int, context: Context) -> Recorded:
@@ -138,15 +133,14 @@ def _begin(longest: int, rounds: int, context: Context) -> Recorded:
     )
 
 
-def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:
+def _record(state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:
     sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
-    here = jnp.arange(longest) == jnp.asarray(ahead.depth)
+    here = jnp.arange(state.now.shape[1]) == jnp.asarray(ahead.depth)
     return jnp.ones(sure.shape, bool), state.replace(now=jnp.where(here, sure[:, None], state.now))
 
 
-def _recorded(
-    longest: int, rounds: int, state: Recorded, draft: Draft, verdict: Verdict
-) -> Recorded:
+def _recorded(state: Recorded, draft: Draft, verdict: Verdict) -> Recorded:
+    rounds, longest = state.confidences.shape[1:]
     levels = _controller.drafted(draft)[:, None]
     now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
     here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]

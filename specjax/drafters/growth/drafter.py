@@ -133,19 +133,15 @@ def _resting(controller: Controller, state: Any) -> Array:
     return jnp.asarray(control.longest(controller, state.control) == 0)
 
 
-def _idle(
-    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
-) -> State:
+def _idle(setup: _Setup, params: ModelParams, _: RowKeys, context: Context, state: State) -> State:
     if setup.stepper.lazy:
         return state
     # The logits are not read, so they are not computed.
     return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
 
 
-def _init(
-    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
-    kept = setup.stepper.init(params, context, target_out, slots)
+def _init(setup: _Setup, params: ModelParams, context: Context, out: Output, slots: int) -> State:
+    kept = setup.stepper.init(params, context, out, slots)
     batch, controller = context.length.shape[0], setup.plan.controller
     state = State(kept, () if controller is None else controller.init(context))
     if not setup.stepper.keeps_block:
@@ -193,9 +189,9 @@ def _propose(
             room = growing.room(begun.memory, growth.nodes)
         elif room is None:
             room = _empty(setup, params, context, state.kept, growth.nodes - 1)
-        draft, block, rows = grow_chain(job, rows, growth.nodes, growth.how, room)
+        draft, block, rows = grow_chain(job, rows, growth, room)
     else:
-        draft, places, block, rows = levels.grow(job, rows, growth.shape, growth.how)
+        draft, places, block, rows = levels.grow(job, rows, growth)
         if setup.is_chain:
             draft = draft.replace(parents=None, depth=None)
     if begun.ready is not None and draft.finite is not None:
@@ -251,20 +247,21 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
 # A chain, grown in one compiled loop: the program has the same size for every length.
 
 
+# Log-probabilities f[B,1], for the controller: of the path, and of its newest token.
+LogProbs = tuple[Array, Array]
+
+
 class _Carry(struct.PyTreeNode):
     """The chain so far."""
 
     draft: Draft  # all gamma nodes; those beyond the last drawn one are empty
     block: Any  # the memory of the nodes that were fed
     rows: Rows
-    # f[B,1] each, for the controller: of the path, and of its newest token
-    log_prob: tuple[Array, Array]
+    log_prob: LogProbs
 
 
-def grow_chain(
-    job: Job, rows: Rows, gamma: int, siblings: str, block: Any
-) -> tuple[Draft, Any, Rows]:
-    """A chain of ``gamma`` nodes, the block, and the rows.
+def grow_chain(job: Job, rows: Rows, growth: Fixed, block: Any) -> tuple[Draft, Any, Rows]:
+    """A chain of gamma nodes, the block, and the rows.
 
     ``block`` has room for the gamma - 1 nodes that are fed, and for the pending token if it has a
     place. Without a controller every row gets all nodes; with one the loop ends when no row goes
@@ -272,27 +269,25 @@ def grow_chain(
     """
     if job.roots:
         block = tree.put(block, job.begun.memory, 0)
-    carry = _begin(job, rows, gamma, siblings, block)
-    level = Bound(_level, job, siblings)
+    carry, level = _begin(job, rows, growth, block), Bound(_level, job, growth.how)
     if job.controller is None:
-        carry = jax.lax.fori_loop(1, gamma, level, carry)
+        carry = jax.lax.fori_loop(1, growth.nodes, level, carry)
     else:
 
         def running(pair: tuple[Array, _Carry]) -> Array:
-            return (pair[0] < gamma) & pair[1].rows.going.any()
+            return (pair[0] < growth.nodes) & pair[1].rows.going.any()
 
         start = jnp.ones((), jnp.int32), carry
         carry = jax.lax.while_loop(running, lambda pair: (pair[0] + 1, level(*pair)), start)[1]
     return carry.draft.replace(finite=carry.rows.finite), carry.block, carry.rows
 
 
-def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carry:
+def _begin(job: Job, rows: Rows, growth: Fixed, block: Any) -> _Carry:
     """The chain with its first node."""
     logits = growing.mapped(job, job.begun.logits[:, None])
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
-    sure = growing.confidence(job, job.begun.memory, 1)
-    one, rows = _next(job, siblings, 0, logits, rows, (start, start), sure)
-    empty = growing.room(one, gamma)
+    one, rows = _next(job, growth.how, 0, logits, job.begun.memory, rows, (start, start))
+    empty = growing.room(one, growth.nodes)
     return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
 
 
@@ -308,8 +303,7 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
-    sure = growing.confidence(job, memory, 1)
-    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob, sure)
+    one, rows = _next(job, siblings, index, logits, memory, carry.rows, carry.log_prob)
     return _Carry(
         tree.put(carry.draft, one, index),
         tree.put(carry.block, memory, own),
@@ -319,16 +313,13 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
 
 
 def _next(
-    job: Job,
-    siblings: str,
-    index: Any,
-    logits: Array,
-    rows: Rows,
-    log_prob: tuple[Array, Array],
-    sure: Array | None,
+    job: Job, siblings: str, index: Any, logits: Array, memory: Any, rows: Rows, log_prob: LogProbs
 ) -> tuple[Draft, Rows]:
-    """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it."""
-    path, token = log_prob
+    """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it.
+
+    ``memory`` is that of the node before it.
+    """
+    (path, token), sure = log_prob, growing.confidence(job, memory, 1)
     rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1, index)
@@ -336,9 +327,7 @@ def _next(
     return one.replace(valid=one.valid & rows.going[:, None]), rows
 
 
-def _after(
-    job: Job, log_prob: tuple[Array, Array], logits: Array, one: Draft
-) -> tuple[Array, Array]:
+def _after(job: Job, log_prob: LogProbs, logits: Array, one: Draft) -> LogProbs:
     """``_Carry.log_prob`` of the path with its new token; only a controller reads it."""
     if job.controller is None:
         return log_prob

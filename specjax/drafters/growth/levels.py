@@ -11,16 +11,16 @@ import numpy as np
 from specjax import tree
 from specjax.control import Ahead
 from specjax.drafters.growth import stepper as growing
+from specjax.drafters.growth.plans import Fixed
 from specjax.drafters.growth.siblings import draw, family
 from specjax.drafters.growth.stepper import Job, Nodes, Rows
 from specjax.topology.shapes import Topology
 from specjax.types import Array, Draft
 
 
-def grow(
-    job: Job, rows: Rows, shape: Topology, siblings: str
-) -> tuple[Draft, Array | None, Any, Rows]:
+def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any, Rows]:
     """A draft of this shape, ``State.places``, the block, the rows. A chain gets parents too."""
+    shape = growth.shape
     block, parts, children, chances = job.begun.memory, [], shape.children, []
     memory = block
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
@@ -46,7 +46,7 @@ def grow(
         sure = growing.confidence(job, memory, len(parents))
         rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token, sure))
         going = growing.drawing(job, rows)
-        part = draw(job.keys, job.context, logits, which, below, siblings, going)
+        part = draw(job.keys, job.context, logits, which, below, growth.how, going)
         part = part.replace(valid=part.valid & rows.going[:, None])
         parts.append(part)
         if job.sizes:
