@@ -98,9 +98,7 @@ def beside(cache: KVCache, kept: KVCache, held: Array) -> KVCache:
     return cache.replace(k=tuple(k), v=tuple(v), held=held)
 
 
-def caught_up(
-    kept: KVCache, cache: KVCache, most: int, slot: Callable[[Array, Array], Array]
-) -> KVCache:
+def caught_up(kept: KVCache, cache: KVCache, most: int, slot: Callable[..., Array]) -> KVCache:
     """``kept`` with the tokens of the cache from ``kept.length`` on, ``most`` at a time.
 
     ``slot(position i32[B,M], end i32[B,1])`` gives the slots of tokens when those before ``end``

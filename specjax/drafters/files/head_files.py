@@ -218,10 +218,8 @@ def write(
     _write(directory, raw, codec.files[0], tensors)
 
 
-def _write(
-    directory: str | os.PathLike, raw: dict, file: str, tensors: Mapping[str, Tensor]
-) -> None:
-    path = Path(directory).expanduser().resolve()
+def _write(path: str | os.PathLike, raw: dict, file: str, tensors: Mapping[str, Tensor]) -> None:
+    path = Path(path).expanduser().resolve()
     with on_disk(f"{path} cannot be written", "name another directory", SafetensorError):
         _check_replaceable(path)
         if jax.process_index() > 0:

@@ -144,8 +144,7 @@ def extend(automaton: Automaton, tokens: Array, length: Array) -> Automaton:
         return (carry[0].read < length).any()
 
     def body(carry):
-        automaton, job = carry
-        return jax.vmap(_step)(automaton, job, tokens, length)
+        return jax.vmap(_step)(*carry, tokens, length)
 
     return jax.lax.while_loop(unread, body, (automaton, job))[0]
 
@@ -168,12 +167,8 @@ def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
 
         state = jax.lax.while_loop(late, lambda state: states[state, LINK], longest)
         state = jnp.where(states[state, LENGTH] >= least, state, longest)
-        size, most = states[state, LENGTH], states[longest, LENGTH]
-        return Occurrence(
-            states[state, FIRST_END],
-            jnp.where(size >= least, size, 0),
-            jnp.where(most >= least, most, 0),
-        )
+        sizes = states[state, LENGTH], states[longest, LENGTH]
+        return Occurrence(states[state, FIRST_END], *(jnp.where(x >= least, x, 0) for x in sizes))
 
     return jax.vmap(row)(automaton.states, automaton.last, automaton.read)
 
