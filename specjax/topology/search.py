@@ -169,8 +169,9 @@ def _reconstruct(forests: Forests, table: np.ndarray, nodes: int, depth: int) ->
 
 
 def _no_tree(nodes: int, depth: int, branching: int, hint: str) -> UserError:
-    wrong = f"no tree of {nodes} nodes has depth {depth} and branching {branching}"
-    return UserError(f"{wrong}; {hint}")
+    return UserError(
+        f"no tree of {nodes} nodes has depth {depth} and branching {branching}; {hint}"
+    )
 
 
 def optimal(

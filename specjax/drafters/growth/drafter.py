@@ -379,20 +379,15 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
     Scores come from the draft's own logits, without the row's temperature and cut-offs (as in the
     authors' code): these would change which tree is best, never the output law.
     """
-    memory = block = job.begun.memory
-    levels, size = [], 0
+    levels, size, block = [], 0, job.begun.memory
     front = _first(job)
     for depth, (width, top_k) in enumerate(plan.levels):
-        if depth == 0:
-            logits = job.begun.logits[:, None]
-        elif job.stepper.independent:
-            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
-        else:
+        nodes = None
+        if depth and not job.stepper.independent:
             layout = tree.layout(front.above, front.tokens.shape[1])
             parents = front.above[:, -front.tokens.shape[1] :]
             nodes = Nodes(front.tokens, parents, depth, layout)
-            logits, memory = growing.step(job, rows, nodes, block)
-            block = memory if block is None else tree.join(block, memory)
+        logits, memory, block = growing.feed(job, rows, depth, nodes, block)
         logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
         sure = growing.confidence(job, memory, front.total.shape[1])

@@ -22,7 +22,6 @@ def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any,
     """A draft of this shape, ``State.places``, the block, the rows. A chain gets parents too."""
     shape = growth.shape
     block, parts, children, chances = job.begun.memory, [], shape.children, []
-    memory = block
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
@@ -30,17 +29,13 @@ def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any,
     # Places in the block: of each node and, last, the pending token; of the parents of all places.
     places, above = np.append(fed_places(shape), -1) + job.roots, [-1] * job.roots
     for depth, level in enumerate(shape.levels):
-        if depth == 0:
-            logits = job.begun.logits[:, None]
-        elif job.stepper.independent:
-            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
-        else:
+        nodes = None
+        if depth and not job.stepper.independent:
             own = places[[shape.parents[node] for node in parents]]
             above += own.tolist()
             fed = jnp.broadcast_to(jnp.asarray(above, jnp.int32), (job.batch, len(above)))
             nodes = Nodes(tokens, own, depth, tree.layout(fed, len(own)))
-            logits, memory = growing.step(job, rows, nodes, block)
-            block = memory if block is None else tree.join(block, memory)
+        logits, memory, block = growing.feed(job, rows, depth, nodes, block)
         logits = _mapped(job, logits, shape, parents, parts)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
         sure = growing.confidence(job, memory, len(parents))

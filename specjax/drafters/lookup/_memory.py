@@ -113,14 +113,7 @@ def learner(
     return Bound(_learn, base, reach(store, max_ngram), memory)
 
 
-def _learn(
-    base: np.ndarray,
-    reach: int,
-    memory: int,
-    model_params: ModelParams,
-    state: DecodeState,
-    lengths: Sequence[int],
-) -> Params:
+def _learn(base: np.ndarray, reach: int, memory: int, model_params, state, lengths) -> Params:
     draft = model_params.draft
     earlier = np.asarray(draft["tokens"])[len(base) :] if draft else base[:0]
     tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
