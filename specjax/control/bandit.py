@@ -53,9 +53,7 @@ class Keys(declare.Keys, owner="bandit's "):
     """The keys of ``bandit``."""
 
     policy: str = key("ucb", '"ucb" or "exp3"', choices=POLICIES)
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
-    )
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
     most: int = key(8, "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")

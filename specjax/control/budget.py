@@ -76,9 +76,7 @@ class State(struct.PyTreeNode):
 class Keys(declare.Keys, owner="budget's "):
     """The keys of ``budget``."""
 
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
-    )
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
     most: int = key(64, "the most nodes that are verified", least=1)
     draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")

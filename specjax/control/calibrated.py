@@ -48,8 +48,8 @@ class Keys(declare.Keys, owner="calibrated's "):
 
     profile: str = key(
         "",
-        "a file that mode bench wrote into profiles/ of its workdir: times, and temperatures of "
-        'the confidences; "": the next three keys, and no calibration',
+        f"{costs_lib.PROFILE}: times, and temperatures of the confidences; "
+        '"": the next three keys, and no calibration',
     )
     most: int = key(16, "the longest draft")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")

@@ -20,6 +20,8 @@ from specjax.types import Array
 
 SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
+# What the key of a controller is.
+PROFILE = "a file that mode bench wrote into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 # What the "lengths" of a profile are: levels of drafts, or nodes of trees.

@@ -96,9 +96,7 @@ class State(struct.PyTreeNode):
 class Keys(declare.Keys, owner="goodput's "):
     """The keys of ``goodput``."""
 
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next four keys'
-    )
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next four keys')
     most: int = key(8, "the longest draft")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")

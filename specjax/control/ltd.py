@@ -90,9 +90,7 @@ class Rounds(NamedTuple):
 class Keys(declare.Keys, owner="ltd's "):
     """The keys of ``ltd``."""
 
-    profile: str = key(
-        "", "a file that mode bench wrote into profiles/ of its workdir: it has the two policies"
-    )
+    profile: str = key("", f"{costs_lib.PROFILE}: it has the two policies")
 
 
 @declare.method(Keys)
