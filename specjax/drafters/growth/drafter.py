@@ -146,13 +146,12 @@ def _init(setup: _Setup, params: ModelParams, context: Context, out: Output, slo
     state = State(kept, () if controller is None else controller.init(context))
     if not setup.stepper.keeps_block:
         return state
-    growth, places = setup.plan.growth, None
+    growth = setup.plan.growth
     if isinstance(growth, Fixed):
         fed = sum(bool(children) for children in growth.shape.children[1:])
     else:
         fed = sum(width for width, _ in growth.levels)
-    if not setup.is_static:
-        places = jnp.full((batch, growth.nodes), -1, jnp.int32)
+    places = None if setup.is_static else jnp.full((batch, growth.nodes), -1, jnp.int32)
     return state.replace(block=_empty(setup, params, context, kept, fed), places=places)
 
 
@@ -227,15 +226,14 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
     if not path.shape[1]:  # the round verified no node
         return Drafted(state.block, jnp.zeros_like(verdict.count), path)
     if setup.is_static and isinstance(growth, Fixed):
-        own, paths = levels.fed_places(growth.shape), levels.node_paths(growth.shape)
         if growth.siblings in (IID, COUPLED):
             # Equal siblings: the path may pass from a leaf, never fed, to the children of a sibling
             # with the same token. The ancestors of its last node were all fed.
             steps = (path >= 0).sum(-1, keepdims=True)
             nodes = jnp.pad(path, ((0, 0), (1, 0)), constant_values=-1)
             last = jnp.take_along_axis(nodes, steps, 1)[:, 0]
-            path = jnp.asarray(paths)[last + 1]
-        places = jnp.asarray(own)[jnp.maximum(path, 0)]
+            path = jnp.asarray(levels.node_paths(growth.shape))[last + 1]
+        places = jnp.asarray(levels.fed_places(growth.shape))[jnp.maximum(path, 0)]
     else:
         assert state.places is not None
         places = jnp.take_along_axis(state.places, jnp.maximum(path, 0), 1)

@@ -29,6 +29,7 @@ from flax import struct
 
 from specjax import declare
 from specjax.bound import Bound
+from specjax.data.ngram_tables import hashed
 from specjax.declare import key
 from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _memory
@@ -201,7 +202,8 @@ def _look_up(automaton: Automaton, job: _Job, tokens: Array) -> _View:
     token = jnp.where(copying, copied[TOKEN], tokens[automaton.read])
 
     size = edges.shape[0]
-    place = (_hash(source, token) % size + job.passed + jnp.arange(BUCKET)) % size
+    place = (hashed(source, token) >> 1) % size
+    place = (place + job.passed + jnp.arange(BUCKET)) % size
     seen = edges[place]
     equal = (seen[:, STATE] == source) & (seen[:, TOKEN] == token)
     # Edges are never removed, so the key cannot be behind a free slot.
@@ -292,16 +294,6 @@ def _put(table: Array, when: Array, index: Array, record: Array) -> Array:
     """The table with new records at some places; where ``when`` is False no record is written."""
     at = jnp.where(when, index, table.shape[0])
     return table.at[at].set(record.astype(table.dtype), mode="drop")
-
-
-def _hash(state: Array, token: Array) -> Array:
-    """uint32 from which the place in the table is taken, mixed by multiplying and shifting."""
-    left = state.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)
-    right = token.astype(jnp.uint32) * jnp.uint32(0x85EBCA77)
-    mixed = left ^ right
-    mixed = (mixed ^ mixed >> 15) * jnp.uint32(0x2C1B3C6D)
-    mixed = (mixed ^ mixed >> 12) * jnp.uint32(0x297A2D39)
-    return (mixed ^ mixed >> 15) >> 1
 
 
 REFERENCE = "hu2025sam"

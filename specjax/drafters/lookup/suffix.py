@@ -111,6 +111,11 @@ class Keys(DatastoreKeys):
 
     def check(self) -> None:
         super().check()
+        if self.mode == "path" and self.nodes and self.depth and self.nodes > self.depth:
+            raise UserError(
+                f"nodes is {self.nodes} and depth {self.depth}: a path has at most {self.depth} "
+                "nodes; lower nodes, or raise depth"
+            )
         if self.factor * self.max_ngram + self.offset < 1:
             raise UserError(
                 f"factor is {self.factor} and offset {self.offset}: "
@@ -126,33 +131,20 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: numbers out of range, unknown ``mode``, more nodes than a path can have, a
             datastore of another tokenizer.
     """
-    nodes, depth = _size(keys.nodes, keys.depth, keys.mode)
+    tree = keys.mode == "tree"
+    nodes = keys.nodes or (None if tree else keys.depth) or SIZE
+    depth = min(keys.depth or SIZE, nodes) if tree else nodes
     store = _memory.load(target, keys.datastore, keys.max_ngram)
     # The limits leave out what is shorter than ``min_ngram``.
     sizes = Sizes(keys.max_ngram, 1, _memory.reach(store, keys.max_ngram))
     settings = Settings(keys.settings(), nodes, depth, sizes)
-    longest = depth if keys.mode == "tree" else None
-    return _memory.drafter("suffix", keys, store, Bound(_row, settings), nodes, longest)
-
-
-def _size(nodes: int | None, depth: int | None, mode: str) -> tuple[int, int]:
-    """(nodes, depth) with depth <= nodes; None is the default. Raises UserError."""
-    if mode == "tree":
-        most = nodes or SIZE
-        return most, min(depth or SIZE, most)
-    most = nodes or depth or SIZE
-    longest = depth or most
-    if most > longest:
-        raise UserError(
-            f"nodes is {most} and depth {longest}: a path has at most {longest} nodes; "
-            "lower nodes, or raise depth"
-        )
-    return most, most
+    row = Bound(_row, settings)
+    return _memory.drafter("suffix", keys, store, row, nodes, depth if tree else None)
 
 
 def _row(settings: Settings, store, text, length, state) -> tuple:
     """One row's draft: tokens i32[N], valid bool[N], and for a tree parents i32[N]."""
-    candidates, limit = _own(settings, text, length), settings.limits
+    limit, candidates = settings.limits, _own(settings, text, length)
     if store:
         stored = _stored(settings, **store, text=text, length=length)
         candidates = jax.tree.map(lambda *x: jnp.concatenate(x), candidates, stored)
