@@ -84,11 +84,8 @@ def _init(known: Known, keys: Keys, context: Context) -> State:
     place = jnp.arange(context.tokens.shape[1])
     real = place < context.length[:, None]
     # Any function of the prompt that differs between most prompts.
-    mixed = (
-        context.tokens.astype(jnp.uint32)
-        * (2 * place.astype(jnp.uint32) + 1)
-        * jnp.uint32(2654435761)
-    )
+    mixed = context.tokens.astype(jnp.uint32) * (2 * place.astype(jnp.uint32) + 1)
+    mixed = mixed * jnp.uint32(2654435761)
     seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
     zeros = jnp.zeros((batch, len(costs_lib.known_of(known, batch).lengths)), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)

@@ -52,10 +52,9 @@ class Ring(NamedTuple):
 
 
 def _check_room(named: str, budget: int, taken: int, what: str) -> None:
-    if budget <= taken:
-        raise UserError(
-            f"{named}: there is no room for {what}; give a budget of at least {taken + 1}"
-        )
+    least = taken + 1
+    if budget < least:
+        raise UserError(f"{named}: there is no room for {what}; give a budget of at least {least}")
 
 
 def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:

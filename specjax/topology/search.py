@@ -168,10 +168,8 @@ def _reconstruct(forests: Forests, table: np.ndarray, nodes: int, depth: int) ->
     return Topology(tuple(parents))
 
 
-def _no_tree(nodes: int, depth: int, branching: int, hint: str) -> UserError:
-    return UserError(
-        f"no tree of {nodes} nodes has depth {depth} and branching {branching}; {hint}"
-    )
+def _no_tree(nodes: int, depth: int, width: int, hint: str) -> UserError:
+    return UserError(f"no tree of {nodes} nodes has depth {depth} and branching {width}; {hint}")
 
 
 def optimal(

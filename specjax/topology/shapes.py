@@ -130,11 +130,9 @@ def full(branching: Sequence[int]) -> Topology:
     return Topology(tuple(parents))
 
 
-def _check_size(nodes: int) -> None:
-    if nodes > LARGEST:
-        raise UserError(
-            f"the tree would have {nodes} nodes or more; at most {LARGEST} are possible"
-        )
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise UserError(f"the tree would have {size} nodes or more; at most {LARGEST} are possible")
 
 
 def from_ranks(choices: Sequence[Sequence[int]]) -> Topology:

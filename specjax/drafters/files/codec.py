@@ -296,11 +296,8 @@ class Codec:
 
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
         """What follows from the tensors, under the keys of released configs."""
-        return {
-            "model_type": self.types[0],
-            "hidden_size": sizes["D"],
-            "vocab_size": sizes.get("V"),
-        }
+        kind = self.types[0]
+        return {"model_type": kind, "hidden_size": sizes["D"], "vocab_size": sizes.get("V")}
 
     def check_layout(self, layout: str) -> str:
         """The layout, or the first. Raises UserError."""

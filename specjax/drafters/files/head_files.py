@@ -360,9 +360,7 @@ def _stack_leaves(
     leaves, sizes, indices = {}, {}, collections.defaultdict(list)
     for place in layout.values():
         indices[place.path].append(place.at)
-    stacked = {
-        path: tuple(1 + max(axis) for axis in zip(*at, strict=True)) for path, at in indices.items()
-    }
+    stacked = {path: tuple(np.max(at, 0) + 1) for path, at in indices.items()}
     for name, place in layout.items():
         try:
             tensor = tensors[name]()

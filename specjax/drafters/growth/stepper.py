@@ -238,9 +238,8 @@ def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     if job.controller is None or job.controller.ask is None:
         return rows
     answer, control = job.controller.ask(rows.control, ahead)
-    return rows.replace(
-        going=rows.going & answer, control=tree.where_rows(rows.going, control, rows.control)
-    )
+    going = rows.going
+    return rows.replace(going=going & answer, control=tree.where_rows(going, control, rows.control))
 
 
 def sized(job: Job, rows: Rows, draft: Draft, log_prob: Array) -> tuple[Draft, Array, Rows]:
