@@ -58,11 +58,8 @@ def layout(parents: Array, new: int | None = None) -> Layout:
 def chain_layout(batch: int, new: int, fed: int = 0) -> Layout:
     """The layout of ``new`` tokens that continue a chain of ``fed`` tokens."""
     place = jnp.arange(fed + new)
-    return Layout(
-        jnp.broadcast_to(place <= place[fed:, None], (batch, new, fed + new)),
-        jnp.broadcast_to(place, (batch, fed + new)),
-        chain=True,
-    )
+    visible = jnp.broadcast_to(place <= place[fed:, None], (batch, new, fed + new))
+    return Layout(visible, jnp.broadcast_to(place, (batch, fed + new)), chain=True)
 
 
 def segments(numbers: Array) -> Layout:

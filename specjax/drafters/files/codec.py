@@ -166,12 +166,9 @@ def _layout(rules: Rules, texts: Collection[str], side: str) -> Layout:
         for at, rule in itertools.product(every, there):
             numbers = counts | dict(zip(own, at, strict=True))
             path, _, stacked = _fill(rule.place, numbers).rstrip("]").partition("[")
-            layout[_fill(rule.name, numbers)] = Place(
-                tuple(path.split(".")),
-                tuple(map(int, filter(None, stacked.split(",")))),
-                _fill(rule.dims, numbers),
-                rule.transposed,
-            )
+            index, dims = map(int, filter(None, stacked.split(","))), _fill(rule.dims, numbers)
+            place = Place(tuple(path.split(".")), tuple(index), dims, rule.transposed)
+            layout[_fill(rule.name, numbers)] = place
     return layout
 
 

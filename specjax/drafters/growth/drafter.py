@@ -302,12 +302,8 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
     one, rows = _next(job, siblings, index, logits, memory, carry.rows, carry.log_prob)
-    return _Carry(
-        tree.put(carry.draft, one, index),
-        tree.put(carry.block, memory, own),
-        rows,
-        _after(job, carry.log_prob, logits, one),
-    )
+    draft, block = tree.put(carry.draft, one, index), tree.put(carry.block, memory, own)
+    return _Carry(draft, block, rows, _after(job, carry.log_prob, logits, one))
 
 
 def _next(

@@ -23,12 +23,7 @@ from specjax.types import (
 )
 
 # The values of the key "siblings" -> the kind of draft that they make.
-KINDS = {
-    "without_replacement": WITHOUT_REPLACEMENT,
-    "iid": IID,
-    "top_k": DETERMINISTIC,
-    "coupled": COUPLED,
-}
+KINDS = {kind: kind for kind in (WITHOUT_REPLACEMENT, IID, COUPLED)} | {"top_k": DETERMINISTIC}
 
 
 class Family(NamedTuple):
@@ -43,15 +38,11 @@ class Family(NamedTuple):
 
 def family(shape: Topology, parents: list[int]) -> Family:
     """All children of the nodes ``parents``."""
-    nodes = sorted(child for node in parents for child in shape.children[node + 1])
-    index = {node: i for i, node in enumerate(parents)}
-    return Family(
-        np.array(nodes, int),
-        np.array([shape.ranks[node] for node in nodes]),
-        np.array([index[shape.parents[node]] for node in nodes]),
-        np.array(parents),
-        0 if parents == [-1] else shape.depths[parents[0]],
-    )
+    children, index = shape.children, {node: i for i, node in enumerate(parents)}
+    nodes = np.array(sorted(child for node in parents for child in children[node + 1]), int)
+    above = np.array([index[shape.parents[node]] for node in nodes])
+    depth = 0 if parents == [-1] else shape.depths[parents[0]]
+    return Family(nodes, np.array(shape.ranks)[nodes], above, np.array(parents), depth)
 
 
 def draw(

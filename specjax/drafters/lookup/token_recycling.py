@@ -132,13 +132,9 @@ def _propose(shape: Topology, params, keys, context, state):
         above, numbers = jnp.where(parent < 0, -1, successor), nodes
         levels.append(above)
     tokens = jnp.concatenate(levels, 1)[:, np.argsort(np.concatenate(shape.levels))]
-    draft = Draft(
-        tokens=tokens,
-        valid=tokens >= 0,
-        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape),
-        depth=shape.depth,
-    )
-    return draft, state.replace(pending=pending)
+    valid = tokens >= 0
+    above = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape)
+    return Draft(tokens, valid, above, depth=shape.depth), state.replace(pending=pending)
 
 
 def _update(top_k: int, params, state, draft, verdict, target_out):
