@@ -317,8 +317,7 @@ def _next(
     rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1, index)
-    one = draw(job.keys, job.context, logits, zero, level, siblings, growing.drawing(job, rows))
-    return one.replace(valid=one.valid & rows.going[:, None]), rows
+    return draw(job, rows, logits, zero, level, siblings), rows
 
 
 def _after(job: Job, log_prob: LogProbs, logits: Array, one: Draft) -> LogProbs:

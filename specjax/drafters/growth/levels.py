@@ -40,9 +40,7 @@ def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any,
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
         sure = growing.confidence(job, memory, len(parents))
         rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token, sure))
-        going = growing.drawing(job, rows)
-        part = draw(job.keys, job.context, logits, which, below, growth.how, going)
-        part = part.replace(valid=part.valid & rows.going[:, None])
+        part = draw(job, rows, logits, which, below, growth.how)
         parts.append(part)
         if job.sizes:
             chances.append(growing.children_log_prob(logits, which[below.above], part.tokens))

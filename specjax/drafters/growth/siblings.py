@@ -10,7 +10,8 @@ import numpy as np
 
 from specjax import sampling
 from specjax.bound import Bound
-from specjax.rng import DRAFT, RowKeys
+from specjax.drafters.growth.stepper import Job, Rows
+from specjax.rng import DRAFT
 from specjax.topology.shapes import Topology
 from specjax.types import (
     COUPLED,
@@ -18,7 +19,6 @@ from specjax.types import (
     IID,
     WITHOUT_REPLACEMENT,
     Array,
-    Context,
     Draft,
 )
 
@@ -45,41 +45,34 @@ def family(shape: Topology, parents: list[int]) -> Family:
     return Family(nodes, np.array(shape.ranks)[nodes], above, np.array(parents), depth)
 
 
-def draw(
-    keys: RowKeys,
-    context: Context,
-    logits: Array,
-    which: np.ndarray,
-    level: Family,
-    siblings: str,
-    going: Array | None = None,
-) -> Draft:
+def draw(job: Job, rows: Rows, logits: Array, which: np.ndarray, level: Family, kind: str) -> Draft:
     """The children of m nodes: tokens, probs, and which of them are valid.
 
-    ``logits`` f[B,k,V]; ``which`` [m] is the index among the k of each of the m nodes. Nothing is
-    drawn in rows where ``going`` bool[B] is False; their tokens have no meaning.
+    ``logits`` f[B,k,V]; ``which`` [m] is the index among the k of each of the m nodes; ``kind``
+    is one of ``KINDS``. With a controller nothing is drawn in rows that do not go on; their tokens
+    have no meaning.
     """
-    most = int(level.ranks.max()) + 1
+    keys, context, most = job.keys, job.context, int(level.ranks.max()) + 1
 
     def best() -> Array:
         if most == 1:
             return sampling.argmax(logits)[:, which[level.above]]
         return sampling.top(logits, most)[1][:, which[level.above], level.ranks]
 
-    if siblings in ("top_k", "coupled"):
+    if kind in ("top_k", "coupled"):
         tokens = best()
-        if siblings == "coupled":
-            guess = Bound(_guess, keys, context, logits, which, level, tokens)
+        if kind == "coupled":
+            guess = Bound(_guess, job, logits, which, level, tokens)
             tokens = jax.lax.cond(jnp.all(context.sampling.greedy), lambda: tokens, guess)
-        return Draft(tokens, jnp.ones_like(tokens, bool))
+        return Draft(tokens, jnp.ones_like(tokens, bool) & rows.going[:, None])
 
     def sampled() -> tuple[Array, Array, Array]:
         probs = sampling.to_probs(logits, context.sampling)[:, which]
         weights = probs
-        if going is not None:
+        if job.controller is not None:
             one_hot = jax.nn.one_hot(0, probs.shape[-1], dtype=probs.dtype)
-            weights = jnp.where(going[:, None, None], probs, one_hot)
-        if siblings == "iid":
+            weights = jnp.where(rows.going[:, None, None], probs, one_hot)
+        if kind == "iid":
             probs = probs[:, level.above]
             tokens = keys.draw(DRAFT, weights[:, level.above], jnp.asarray(level.nodes))
             valid = jnp.ones_like(tokens, bool)
@@ -99,16 +92,15 @@ def draw(
         return tokens, jnp.ones_like(tokens, bool), probs
 
     tokens, valid, probs = jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
-    return Draft(tokens, valid, probs=probs)
+    return Draft(tokens, valid & rows.going[:, None], probs=probs)
 
 
-def _guess(
-    keys: RowKeys, context: Context, logits: Array, which: np.ndarray, level: Family, best: Array
-) -> Array:
+def _guess(job: Job, logits: Array, which: np.ndarray, level: Family, best: Array) -> Array:
     """i32[B,n]: children drawn with the target's noise, those of rank r with stream r."""
-    probs = sampling.to_probs(logits, context.sampling)[:, which[level.above]]
-    tokens = keys.guess_coupled(level.depth, probs, level.ranks)
-    return jnp.where(context.sampling.greedy[:, None], best, tokens)
+    how = job.context.sampling
+    probs = sampling.to_probs(logits, how)[:, which[level.above]]
+    tokens = job.keys.guess_coupled(level.depth, probs, level.ranks)
+    return jnp.where(how.greedy[:, None], best, tokens)
 
 
 def without_replacement(probs: Array, drawn: Array) -> Array:

@@ -249,11 +249,6 @@ def sized(job: Job, rows: Rows, draft: Draft, log_prob: Array) -> tuple[Draft, A
     return draft, order, rows.replace(control=state)
 
 
-def drawing(job: Job, rows: Rows) -> Array | None:
-    """Rows bool[B] that draw tokens; None = all. Without a controller all rows do."""
-    return None if job.controller is None else rows.going
-
-
 def feed(job: Job, rows: Rows, depth: int, nodes: Nodes | None, block: Any) -> tuple[Any, Any, Any]:
     """The logits after the nodes of a level, their memory, and the block with it.
 
