@@ -153,9 +153,8 @@ def sized(
     """
     assert controller.size is not None and draft.parents is not None
     order, count, state = controller.size(state, draft, log_prob)
-    tokens, valid, above = (
-        jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid, draft.parents)
-    )
+    nodes = draft.tokens, draft.valid, draft.parents
+    tokens, valid, above = (jnp.take_along_axis(x, order, 1) for x in nodes)
     place = jnp.argsort(order, 1).astype(jnp.int32)
     parents = jnp.where(above < 0, -1, jnp.take_along_axis(place, jnp.maximum(above, 0), 1))
     valid &= jnp.arange(order.shape[1]) < count[:, None]

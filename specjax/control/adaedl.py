@@ -60,12 +60,8 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number outside [0, 1], a scale that is not positive.
     """
-    return Controller(
-        f"adaedl:{keys.start:g}",
-        Bound(_ask, keys.scale),
-        Bound(_init, keys.start, keys.target),
-        Bound(_update, keys),
-    )
+    ask, init = Bound(_ask, keys.scale), Bound(_init, keys.start, keys.target)
+    return Controller(f"adaedl:{keys.start:g}", ask, init, Bound(_update, keys))
 
 
 def _init(start: float, target: float, context: Context) -> State:

@@ -232,9 +232,8 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     accepted = (verdict.path[:, :, None] == jnp.arange(nodes)).any(1)
     above = jnp.take_along_axis(accepted, jnp.maximum(parents, 0), 1) | (parents < 0)
     own = jax.nn.one_hot(state.classes[:, :nodes], CLASSES, dtype=jnp.float32)
-    tested, passed = (
-        (own * which[..., None]).sum(1) for which in (exist & above, exist & above & accepted)
-    )
+    both = exist & above, exist & above & accepted
+    tested, passed = ((own * which[..., None]).sum(1) for which in both)
     keep = jnp.where(tested > 0, setup.keys.memory, 1)
     return state.replace(
         passed=(keep * state.passed + passed).astype(jnp.float32),

@@ -144,9 +144,7 @@ def _recorded(state: Recorded, draft: Draft, verdict: Verdict) -> Recorded:
     levels = _controller.drafted(draft)[:, None]
     now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
     here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
-    return Recorded(
-        jnp.full_like(now, -1),
-        jnp.where(here[..., None], now[:, None], state.confidences),
-        jnp.where(here, _controller.accepted(verdict)[:, None], state.accepted),
-        state.rounds + 1,
-    )
+    empty = jnp.full_like(now, -1)
+    confidences = jnp.where(here[..., None], now[:, None], state.confidences)
+    accepted = jnp.where(here, _controller.accepted(verdict)[:, None], state.accepted)
+    return Recorded(empty, confidences, accepted, state.rounds + 1)

@@ -189,10 +189,9 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
         raise ValueError("empty must be a positive number, and finds between 0 and 1")
     if not (np.isfinite(missed) and missed >= 0):
         raise ValueError("missed must be a number of at least 0")
+    networks = value.get("policy", ())
     with np.errstate(over="ignore"):
-        policy = tuple(
-            tuple(np.asarray(x, np.float32) for x in own) for own in value.get("policy", ())
-        )
+        policy = tuple(tuple(np.asarray(x, np.float32) for x in own) for own in networks)
     if not all(np.isfinite(x).all() for own in policy for x in own):
         raise ValueError("the weights of policies must be finite")
     return RoundCosts(times, rates, heats, empty, finds, missed, policy)

@@ -337,11 +337,9 @@ def _next(setup: Setup, state: State) -> State:
     state, best, trial = choose(setup, state)
     allowed = _allowed(setup, state)
     tries = allowed & (best == 0) & (state.idle.max() >= state.due[0])
-    return state.replace(
-        length=spread(state, jnp.where(tries, trial, jnp.where(allowed, best, 0))),
-        rows=jnp.full_like(state.rows, len(state.live)),
-        tries=spread(state, tries),
-    )
+    length = spread(state, jnp.where(tries, trial, jnp.where(allowed, best, 0)))
+    rows = jnp.full_like(state.rows, len(state.live))
+    return state.replace(length=length, rows=rows, tries=spread(state, tries))
 
 
 def _pause(setup: Setup, state: State, live: Array) -> Array:

@@ -65,12 +65,8 @@ def make(keys: Keys) -> Controller:
         UserError: a bound below 0, ``least`` above ``most``, ``start`` outside them, ``below``
             above ``above``.
     """
-    return Controller(
-        f"heuristic:{keys.start}",
-        limit=length_of,
-        init=Bound(_init, keys),
-        update=Bound(_update, keys),
-    )
+    init, update = Bound(_init, keys), Bound(_update, keys)
+    return Controller(f"heuristic:{keys.start}", limit=length_of, init=init, update=update)
 
 
 def _init(keys: Keys, context: Context) -> State:

@@ -260,9 +260,8 @@ def _check_replaceable(path: Path) -> None:
 def open_file(path: Path, codec: Codec, stack: contextlib.ExitStack) -> Tensors:
     """The tensors of the first of the files that exists; ``stack`` closes it. Raises UserError."""
     for name in codec.files:
-        if name == "model.safetensors" and any(
-            (path / f"{name}{end}").exists() for end in ("", ".index.json")
-        ):
+        exist = any((path / f"{name}{end}").exists() for end in ("", ".index.json"))
+        if name == "model.safetensors" and exist:
             sources = list(hf_weights.weight_files(path))
         elif (path / name).is_file():
             sources = [path / name]

@@ -203,9 +203,8 @@ def _row(
     else:
         three_ids, three = tables.trigram_ids[at], tables.trigram_probs[at]
     weight_three = jnp.where(has_three & (weights.order >= 3), weights.trigram, 0).astype(two.dtype)
-    ids = jnp.stack(
-        [jnp.where(weight_three > 0, three_ids, -1), jnp.where(weight_two > 0, two_ids, -1)]
-    )
+    three_ids = jnp.where(weight_three > 0, three_ids, -1)
+    ids = jnp.stack([three_ids, jnp.where(weight_two > 0, two_ids, -1)])
     mass = jnp.stack([weight_three * three, (1 - weight_three) * weight_two * two])
     return (1 - weight_three) * (1 - weight_two), ids, mass
 

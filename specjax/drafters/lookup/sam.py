@@ -181,13 +181,10 @@ def _step(automaton: Automaton, job: _Job, tokens: Array, length: Array) -> tupl
     """
     view = _look_up(automaton, job, tokens)
     act = _decide(job, view, (automaton.read < length) & view.decided)
-    after = Automaton(
-        _write_states(automaton, job, view, act),
-        _write_edge(automaton.edges, job, view, act),
-        automaton.count + _creates(view, act),
-        jnp.where(act.ends, view.new, automaton.last),
-        automaton.read + act.ends,
-    )
+    states, edges = _write_states(automaton, job, view, act), _write_edge(automaton, job, view, act)
+    count = automaton.count + _creates(view, act)
+    last = jnp.where(act.ends, view.new, automaton.last)
+    after = Automaton(states, edges, count, last, automaton.read + act.ends)
     return after, _next_job(job, view, act, automaton.count)
 
 
@@ -233,21 +230,20 @@ def _creates(view: _View, act: _Actions) -> Array:
     return (act.adds & view.first) | act.splits
 
 
-def _write_edge(edges: Array, job: _Job, view: _View, act: _Actions) -> Array:
+def _write_edge(automaton: Automaton, job: _Job, view: _View, act: _Actions) -> Array:
     leads_to = jnp.where(act.copies, view.copied[TARGET], view.new)
     made = jnp.stack([view.source, view.token, leads_to, view.source_state[HEAD]])
     made = jnp.where(act.adds | act.copies, made, view.edge)
     made = made.at[TARGET].set(jnp.where(act.redirects, job.clone, made[TARGET]))
-    return _put(edges, act.adds | act.copies | act.redirects, view.slot, made)
+    return _put(automaton.edges, act.adds | act.copies | act.redirects, view.slot, made)
 
 
 def _write_states(automaton: Automaton, job: _Job, view: _View, act: _Actions) -> Array:
     count, own, target = automaton.count, view.source_state, view.target_state
-    created = jnp.where(
-        act.adds & view.first,
-        jnp.stack([automaton.read + 1, ROOT, automaton.read + 1, NONE]),
-        jnp.stack([own[LENGTH] + 1, target[LINK], target[FIRST_END], NONE]),
-    )
+    begins = act.adds & view.first
+    text = jnp.stack([automaton.read + 1, ROOT, automaton.read + 1, NONE])
+    clone = jnp.stack([own[LENGTH] + 1, target[LINK], target[FIRST_END], NONE])
+    created = jnp.where(begins, text, clone)
     # One entry of an existing state changes: the newest edge, or the suffix link.
     new_edge, leads_to = act.adds | act.copies, view.edge[TARGET]
     changes = new_edge | act.joins | act.splits | (act.ends & (job.phase == REDIRECT))
@@ -258,12 +254,8 @@ def _write_states(automaton: Automaton, job: _Job, view: _View, act: _Actions) -
     old = jnp.where(which == leads_to, target, view.new_state)
     old = jnp.where(which == view.source, own, old)
     changed = jnp.where(jnp.arange(4) == column, value, old)
-    return _put(
-        automaton.states,
-        jnp.stack([_creates(view, act), changes]),
-        jnp.stack([count, which]),
-        jnp.stack([created, changed]),
-    )
+    when, where = jnp.stack([_creates(view, act), changes]), jnp.stack([count, which])
+    return _put(automaton.states, when, where, jnp.stack([created, changed]))
 
 
 def _next_job(job: _Job, view: _View, act: _Actions, count: Array) -> _Job:
