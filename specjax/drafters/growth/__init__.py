@@ -14,11 +14,13 @@ controller, and gives the accepted nodes back to the stepper.
 
 from specjax.drafters.growth.drafter import build, rest, updated
 from specjax.drafters.growth.plans import Fixed, Plan, Pooled, read
-from specjax.drafters.growth.siblings import KINDS
+from specjax.drafters.growth.siblings import KINDS, draw, family
 from specjax.drafters.growth.stepper import (
     Begun,
     Drafted,
+    Job,
     Nodes,
+    Rows,
     State,
     Stepper,
     at,
