@@ -145,7 +145,8 @@ def extend(automaton: Automaton, tokens: Array, length: Array) -> Automaton:
         return (carry[0].read < length).any()
 
     def body(carry):
-        return jax.vmap(_step)(*carry, tokens, length)
+        automaton, job = carry
+        return jax.vmap(_step)(automaton, job, tokens, length)
 
     return jax.lax.while_loop(unread, body, (automaton, job))[0]
 
