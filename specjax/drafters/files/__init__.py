@@ -70,7 +70,7 @@ class Given(NamedTuple):
             if not key.facts.override:
                 raise UserError(f"{differs}; leave it out")
             warnings.warn(f"{differs} by its files; {asked!r} is taken", stacklevel=2)
-        return dataclasses.replace(keys, **changed)
+        return dataclasses.replace(keys, **changed) if changed else keys
 
     def init_params(self, name: str) -> Callable[[Any], Params]:
         """``Drafter.init_params`` of the drafter ``name``, which gives the stored parameters."""
