@@ -177,7 +177,6 @@ class DatastoreKeys(LimitedKeys):
     memory: int = key(
         65536,
         "tokens of earlier outputs that are kept in addition to the datastore, with ``learn``",
-        least=2,
     )
 
 

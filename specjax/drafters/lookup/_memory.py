@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.bound import Bound
+from specjax.checks import whole
 from specjax.data import datastore as stores
 from specjax.data.datastore import REACH, Store
 from specjax.drafters._limited import limited
@@ -109,6 +110,7 @@ def learner(
     The datastore itself is kept. Of the outputs the newest are kept that fit into ``memory``
     tokens, as whole texts.
     """
+    whole("memory", memory, 2)
     base = np.zeros(0, np.int32) if store is None else store.tokens
     return Bound(_learn, base, reach(store, max_ngram), memory)
 
