@@ -138,28 +138,9 @@ def _propose(shape: Topology, params, keys, context, state):
 
 
 def _update(top_k: int, params, state, draft, verdict, target_out):
-    """The state after a verdict.
-
-    If several nodes have the same token, the last one on the accepted path is used (the pending
-    token is the beginning of this path); if none of them is accepted, the one with the highest
-    number. Nodes that do not exist, and rows with count 0, do not change the matrix.
-    """
-    # i32[B,N+1,k] best successors of the pending token and of each node.
     best = sampling.top(target_out.logits, top_k)[1]
-    batch, size = draft.tokens.shape
-    tokens = jnp.concatenate([state.pending[:, None], draft.tokens], 1)
-    node = jnp.arange(size)
-    accepted = (verdict.path[:, None] == node[:, None]).any(-1)
-    real = tree.exists(draft.valid, draft.parents) & (verdict.count > 0)[:, None]
-    every = (verdict.count > 0)[:, None]
-    accepted, real = (jnp.concatenate([every, nodes], 1) for nodes in (accepted, real))
-    weight = jnp.where(real, jnp.arange(size + 1) + (size + 1) * accepted, -1)
-    # XLA does not define which of two writes to the same place wins, so only one is made.
-    heavier = weight[:, None] > weight[:, :, None]
-    replaced = ((tokens[:, :, None] == tokens[:, None]) & heavier).any(-1)
-    where = jnp.where(real & ~replaced, tokens, state.matrix.shape[1])
-    rows = jnp.arange(batch)[:, None]
-    return state.replace(matrix=state.matrix.at[rows, where].set(best, mode="drop"))
+    matrix = refresh(state.matrix, state.pending, draft, verdict.path, verdict.count, best)
+    return state.replace(matrix=matrix)
 
 
 def _learn(params, state, prompt_lengths):
@@ -168,3 +149,34 @@ def _learn(params, state, prompt_lengths):
         # Entries that a row did not change must not overwrite what another row learned.
         matrix = np.where((row != old).any(-1, keepdims=True) & (row >= 0), row, matrix)
     return {"matrix": jnp.asarray(matrix)}
+
+
+def refresh(
+    matrix: Array, pending: Array, draft: Draft, path: Array, count: Array, best: Array
+) -> Array:
+    """The matrix after a verdict.
+
+    If several nodes have the same token, the last one on the accepted path is used (the pending
+    token is the beginning of this path); if none of them is accepted, the one with the highest
+    number. Nodes that do not exist, and rows with count 0, do not change the matrix.
+
+    Args:
+        matrix: i32[B,V,k].
+        pending: i32[B].
+        draft: the draft of the round.
+        path, count: of the verdict.
+        best: i32[B,N+1,k] best successors of the pending token and of each node.
+    """
+    batch, size = draft.tokens.shape
+    tokens = jnp.concatenate([pending[:, None], draft.tokens], 1)
+    node = jnp.arange(size)
+    accepted = (path[:, None] == node[:, None]).any(-1)
+    real = tree.exists(draft.valid, draft.parents) & (count > 0)[:, None]
+    every = (count > 0)[:, None]
+    accepted, real = (jnp.concatenate([every, nodes], 1) for nodes in (accepted, real))
+    weight = jnp.where(real, jnp.arange(size + 1) + (size + 1) * accepted, -1)
+    # XLA does not define which of two writes to the same place wins, so only one is made.
+    heavier = weight[:, None] > weight[:, :, None]
+    replaced = ((tokens[:, :, None] == tokens[:, None]) & heavier).any(-1)
+    where = jnp.where(real & ~replaced, tokens, matrix.shape[1])
+    return matrix.at[jnp.arange(batch)[:, None], where].set(best, mode="drop")
