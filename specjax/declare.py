@@ -181,11 +181,13 @@ class Keys:
     A class that extends it becomes a frozen dataclass; it takes no decorator.
     """
 
-    OWNER: ClassVar[str] = ""  # what messages say before a key's name
+    # What messages say before a key's name; ``class Keys(declare.Keys, owner=...)`` sets it too.
+    OWNER: ClassVar[str] = ""
     LENGTH: ClassVar[str] = ""  # of a drafter without ``gamma``: the key of its drafts' length
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, owner: str = "", **given: Any) -> None:
         super().__init_subclass__(**given)
+        cls.OWNER = owner or cls.OWNER
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:

@@ -131,7 +131,11 @@ def drawn(
     )
     kind = next(name for name, kind in growth.KINDS.items() if kind == siblings)
     family, each = growth.family(tree, inner), np.arange(len(inner))
-    draft = growth.draw(keys, context, drafted[:, np.array(inner) + 1], each, family, kind)
+    nothing: Any = None
+    job = growth.Job(nothing, None, nothing, keys, context, nothing, None)
+    every = jnp.ones((batch,), bool)
+    rows = growth.Rows(every, every, ())
+    draft = growth.draw(job, rows, drafted[:, np.array(inner) + 1], each, family, kind)
     return shaped(tree, draft.tokens).replace(probs=draft.probs), logits
 
 

@@ -13,6 +13,7 @@ The file name is the registry: ``control.parse("threshold:0.4")``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from specjax import registry
@@ -126,8 +127,6 @@ def with_profile(text: str, path: str | os.PathLike) -> str:
 def _number(text: str, value: str) -> float:
     """An int where the text is one, otherwise a float."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(value)
-        except ValueError:
-            continue
     raise UserError(f"control is {text!r}; {value!r} is not a number, as in 'threshold:0.4'")

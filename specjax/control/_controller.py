@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax import tree
 from specjax.control import costs
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, Context, Draft, Lasting, Verdict
+from specjax.types import CHAIN, DETERMINISTIC, Array, Context, Draft, Lasting, Verdict
 
 
 class Ahead(NamedTuple):
@@ -21,27 +21,27 @@ class Ahead(NamedTuple):
     function of the committed text and of tokens that stay in the draft.
     """
 
-    depth: jax.Array | int  # i32[] tokens on every path so far; 0 before the first
+    depth: Array | int  # i32[] tokens on every path so far; 0 before the first
     # f[B,m,V] the draft's own logits at each place, without sampling settings; m = n, or 1 if all
     # places have the same
-    logits: jax.Array
-    log_prob: jax.Array  # f[B,n] log of the product of the draft's probabilities on the path
-    valid: jax.Array  # bool[B,n] whether the place exists
-    token_log_prob: jax.Array  # f[B,n] that of the place's own token; 0 for the pending token
+    logits: Array
+    log_prob: Array  # f[B,n] log of the product of the draft's probabilities on the path
+    valid: Array  # bool[B,n] whether the place exists
+    token_log_prob: Array  # f[B,n] that of the place's own token; 0 for the pending token
     # f[B,n] the drafter's own estimate that the next token at each place is accepted; None: it has
     # none
-    confidence: jax.Array | None = None
+    confidence: Array | None = None
 
 
-def _constant(state: Any, live: jax.Array) -> jax.Array:
+def _constant(state: Any, live: Array) -> Array:
     return jnp.full(live.shape, FOREVER, jnp.int32)
 
 
-def _unchanged(state: Any, rounds: jax.Array) -> Any:
+def _unchanged(state: Any, rounds: Array) -> Any:
     return state
 
 
-def length_of(state: Any) -> jax.Array:
+def length_of(state: Any) -> Array:
     """``Controller.limit`` of a state that has it as its field ``length``."""
     return state.length
 
@@ -50,10 +50,6 @@ def length_of(state: Any) -> jax.Array:
 FOREVER = 1 << 30
 # The pause of a controller whose limit never changes.
 ENDLESS = Lasting(_constant, _unchanged)
-
-
-def _no_state(context: Context) -> Any:
-    return ()
 
 
 def _same_state(state: Any, draft: Draft, verdict: Verdict) -> Any:
@@ -83,12 +79,12 @@ class Controller(NamedTuple):
     """
 
     name: str
-    ask: Callable[[Any, Ahead], tuple[jax.Array, Any]] | None = None
-    init: Callable[[Context], Any] = _no_state
+    ask: Callable[[Any, Ahead], tuple[Array, Any]] | None = None
+    init: Callable[[Context], Any] = lambda context: ()
     update: Callable[[Any, Draft, Verdict], Any] = _same_state
-    limit: Callable[[Any], jax.Array] | None = None
-    within: Callable[[Any, jax.Array], jax.Array] | None = None
-    size: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
+    limit: Callable[[Any], Array] | None = None
+    within: Callable[[Any, Array], Array] | None = None
+    size: Callable[..., tuple[Array, Array, Any]] | None = None
     pause: Lasting | None = None
     # (rows of a batch) -> None. Raises UserError if its costs were measured on another device, or
     # without so many rows. None: any.
@@ -113,9 +109,7 @@ class Controller(NamedTuple):
         return () if self.size is None else costs.sizes(min(nodes, self.most_nodes))
 
 
-def longest(
-    controller: Controller | None, state: Any, reach: jax.Array | None = None
-) -> jax.Array | None:
+def longest(controller: Controller | None, state: Any, reach: Array | None = None) -> Array | None:
     """i32[B] the longest draft of the next round, at least 0; None: the controller has no limit.
 
     ``reach`` i32[B]: the levels of drafts that are a function of the committed text; None: not
@@ -151,17 +145,16 @@ def check_tree(controller: Controller | None, name: str, siblings: str, nodes: i
 
 
 def sized(
-    controller: Controller, state: Any, draft: Draft, log_prob: jax.Array | None
-) -> tuple[Draft, jax.Array, Any]:
+    controller: Controller, state: Any, draft: Draft, log_prob: Array | None
+) -> tuple[Draft, Array, Any]:
     """The draft with the nodes that ``Controller.size`` takes first and alone valid.
 
     Also i32[B,N], which node is now at each place, and the controller's state.
     """
     assert controller.size is not None and draft.parents is not None
     order, count, state = controller.size(state, draft, log_prob)
-    tokens, valid, above = (
-        jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid, draft.parents)
-    )
+    nodes = draft.tokens, draft.valid, draft.parents
+    tokens, valid, above = (jnp.take_along_axis(x, order, 1) for x in nodes)
     place = jnp.argsort(order, 1).astype(jnp.int32)
     parents = jnp.where(above < 0, -1, jnp.take_along_axis(place, jnp.maximum(above, 0), 1))
     valid &= jnp.arange(order.shape[1]) < count[:, None]
@@ -171,7 +164,7 @@ def sized(
 # What a round drafted and accepted, in levels, and what else controllers share.
 
 
-def drafted(draft: Draft) -> jax.Array:
+def drafted(draft: Draft) -> Array:
     """i32[B]: the levels of a draft, those of its deepest node; 0 for a draft without nodes."""
     batch, size = draft.tokens.shape
     if not size:
@@ -181,20 +174,20 @@ def drafted(draft: Draft) -> jax.Array:
     return jnp.where(exist, depth, 0).max(-1).astype(jnp.int32)
 
 
-def accepted(verdict: Verdict) -> jax.Array:
+def accepted(verdict: Verdict) -> Array:
     """i32[B]: the accepted levels that were emitted."""
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
 
 
-def entropies(logits: jax.Array) -> jax.Array:
+def entropies(logits: Array) -> Array:
     """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
     logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
     return -jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0).sum(-1)
 
 
 def moved(
-    keys: Any, state: Any, verdict: Verdict, levels: jax.Array, falls: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    keys: Any, state: Any, verdict: Verdict, levels: Array, falls: Array
+) -> tuple[Array, Array]:
     """The new threshold and the new mean of the accepted shares, f32[B], as in Draft & Verify.
 
     The threshold moves towards the acceptance that is aimed at. Rounds without a draft change

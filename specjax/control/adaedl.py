@@ -16,7 +16,6 @@ A tree stops as a whole: when the bound is low at all places of a level.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -25,7 +24,7 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller, entropies
 from specjax.declare import key, share
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "agrawal2024adaedl"
 
@@ -33,14 +32,12 @@ REFERENCE = "agrawal2024adaedl"
 class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
-    threshold: jax.Array  # f32[B]
-    share: jax.Array  # f32[B] the mean of the accepted shares
+    threshold: Array  # f32[B]
+    share: Array  # f32[B] the mean of the accepted shares
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="adaedl's "):
     """The keys of ``adaedl``."""
-
-    OWNER = "adaedl's "
 
     start: float = share(0.4, "the first threshold")
     target: float = share(
@@ -63,12 +60,8 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number outside [0, 1], a scale that is not positive.
     """
-    return Controller(
-        f"adaedl:{keys.start:g}",
-        Bound(_ask, keys.scale),
-        Bound(_init, keys.start, keys.target),
-        Bound(_update, keys),
-    )
+    ask, init = Bound(_ask, keys.scale), Bound(_init, keys.start, keys.target)
+    return Controller(f"adaedl:{keys.start:g}", ask, init, Bound(_update, keys))
 
 
 def _init(start: float, target: float, context: Context) -> State:
@@ -76,12 +69,11 @@ def _init(start: float, target: float, context: Context) -> State:
     return State(full(start), full(target))
 
 
-def _ask(scale: float, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(scale: float, state: State, ahead: Ahead) -> tuple[Array, State]:
     bound = 1 - jnp.sqrt(scale * entropies(ahead.logits))
     return ((bound >= state.threshold[:, None]) & ahead.valid).any(-1), state
 
 
 def _update(keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     drafted = _controller.drafted(draft)
-    falls = jnp.ones(drafted.shape, bool)
-    return State(*_controller.moved(keys, state, verdict, drafted, falls))
+    return State(*_controller.moved(keys, state, verdict, drafted, jnp.ones(drafted.shape, bool)))

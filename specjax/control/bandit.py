@@ -26,9 +26,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import Controller
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Known
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "hou2025banditspec"
 
@@ -40,24 +40,20 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """What a row keeps from round to round."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    rounds: jax.Array  # f32[B,A] of each arm
+    greedy: Array  # bool[B] the rows without sampling
+    rounds: Array  # f32[B,A] of each arm
     # f32[B,A] ucb: the sum of the gains of each arm; exp3: the logs of the weights
-    score: jax.Array
-    arm: jax.Array  # i32[B] of the next round
-    share: jax.Array  # f32[B] the probability with which exp3 drew the arm
-    seed: jax.Array  # u32[B] of the noise, from the prompt
+    score: Array
+    arm: Array  # i32[B] of the next round
+    share: Array  # f32[B] the probability with which exp3 drew the arm
+    seed: Array  # u32[B] of the noise, from the prompt
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="bandit's "):
     """The keys of ``bandit``."""
 
-    OWNER = "bandit's "
-
     policy: str = key("ucb", '"ucb" or "exp3"', choices=POLICIES)
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
-    )
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
     most: int = key(8, "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
@@ -71,7 +67,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    known = costs_lib.known(keys)
     return Controller(
         f"bandit:{keys.policy}",
         init=Bound(_init, known, keys),
@@ -83,32 +79,25 @@ def make(keys: Keys) -> Controller:
     )
 
 
-def _init(known: Costs | Profile, keys: Keys, context: Context) -> State:
+def _init(known: Known, keys: Keys, context: Context) -> State:
     batch = len(context.length)
-    arms = len(costs_lib.known_of(known, batch).lengths)
     place = jnp.arange(context.tokens.shape[1])
     real = place < context.length[:, None]
     # Any function of the prompt that differs between most prompts.
-    mixed = (
-        context.tokens.astype(jnp.uint32)
-        * (2 * place.astype(jnp.uint32) + 1)
-        * jnp.uint32(2654435761)
-    )
+    mixed = context.tokens.astype(jnp.uint32) * (2 * place.astype(jnp.uint32) + 1)
+    mixed = mixed * jnp.uint32(2654435761)
     seed = jnp.where(real, mixed, 0).sum(-1, dtype=jnp.uint32)
-    zeros = jnp.zeros((batch, arms), jnp.float32)
+    zeros = jnp.zeros((batch, len(costs_lib.known_of(known, batch).lengths)), jnp.float32)
     nothing = jnp.zeros((batch,), jnp.int32)
     ones, greedy = jnp.ones((batch,), jnp.float32), jnp.asarray(context.sampling.greedy, bool)
     return _next(keys, State(greedy, zeros, zeros, nothing, ones, seed))
 
 
-def _limit(known: Costs | Profile, state: State) -> jax.Array:
-    lengths = costs_lib.known_of(known, len(state.arm)).lengths
-    return jnp.asarray(lengths, jnp.int32)[state.arm]
+def _limit(known: Known, state: State) -> Array:
+    return jnp.asarray(costs_lib.known_of(known, len(state.arm)).lengths, jnp.int32)[state.arm]
 
 
-def _update(
-    known: Costs | Profile, keys: Keys, state: State, draft: Draft, verdict: Verdict
-) -> State:
+def _update(known: Known, keys: Keys, state: State, draft: Draft, verdict: Verdict) -> State:
     costs = costs_lib.known_of(known, len(state.arm))
     times, empty = (costs.each(name, state.greedy) for name in ("times", "empty"))
     # Gains are divided by the highest one that any length can have.
@@ -131,18 +120,16 @@ def _update(
 
 def _next(keys: Keys, state: State) -> State:
     """The state with the arm of the next round."""
-    arms = state.rounds.shape[1]
     total = state.rounds.sum(-1)
     if keys.policy == "ucb":
         mean = state.score / jnp.maximum(state.rounds, 1)
         more = jnp.sqrt(jnp.log(jnp.maximum(total, 2))[:, None] / jnp.maximum(state.rounds, 1))
         index = jnp.where(state.rounds > 0, mean + keys.width * more, jnp.inf)
         return state.replace(arm=jnp.argmax(index, -1).astype(jnp.int32))
-    probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / arms
+    probs = (1 - keys.width) * jax.nn.softmax(state.score, -1) + keys.width / state.rounds.shape[1]
 
-    def draw(seed: jax.Array, count: jax.Array, row: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(seed), count)
-        return jax.random.categorical(key, jnp.log(row))
+    def draw(seed: Array, count: Array, row: Array) -> Array:
+        return jax.random.categorical(jax.random.fold_in(jax.random.key(seed), count), jnp.log(row))
 
     arm = jax.vmap(draw)(state.seed, total.astype(jnp.int32), probs).astype(jnp.int32)
     share = jnp.take_along_axis(probs, arm[:, None], -1)[:, 0].astype(jnp.float32)

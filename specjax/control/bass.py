@@ -20,7 +20,7 @@ from specjax.checks import whole
 from specjax.control import _controller
 from specjax.control._controller import Controller, length_of
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "qian2024bass"
 
@@ -30,14 +30,12 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """Equal in all rows."""
 
-    length: jax.Array  # i32[B]
-    shrunk: jax.Array  # i32[B] 1 if the last round made the drafts shorter
+    length: Array  # i32[B]
+    shrunk: Array  # i32[B] 1 if the last round made the drafts shorter
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="bass's "):
     """The keys of ``bass``."""
-
-    OWNER = "bass's "
 
     start: int = key(7, "in the first round", least=1)
     up: int = key(2, "how many levels more after a round in which a row accepted all", least=1)

@@ -11,7 +11,6 @@ the last round belongs to.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -20,7 +19,7 @@ from specjax.bound import Bound
 from specjax.control._controller import Controller
 from specjax.declare import key
 from specjax.errors import UserError
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "vllm2026dynamic"
 
@@ -30,13 +29,11 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """The rows that count."""
 
-    live: jax.Array  # bool[B] not finished before the last round
+    live: Array  # bool[B] not finished before the last round
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="batch_size's "):
     """The keys of ``batch_size``."""
-
-    OWNER = "batch_size's "
 
     table: str = key(
         help='the length up to each number of rows: "64:3/128:1/129:0" is 3 up to 64 rows, 1 up to '
@@ -79,11 +76,10 @@ def _read(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _init(context: Context) -> State:
-    every = jnp.ones(context.length.shape, bool)
-    return State(every if context.done is None else ~context.done)
+    return State(jnp.ones(context.length.shape, bool) if context.done is None else ~context.done)
 
 
-def _limit(table: tuple[tuple[int, int], ...], state: State) -> jax.Array:
+def _limit(table: tuple[tuple[int, int], ...], state: State) -> Array:
     rows, lengths = (jnp.asarray(column, jnp.int32) for column in zip(*table, strict=True))
     place = jnp.minimum(jnp.searchsorted(rows, state.live.sum()), len(table) - 1)
     return jnp.broadcast_to(lengths[place], state.live.shape)

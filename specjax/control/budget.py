@@ -41,13 +41,12 @@ from flax import struct
 
 from specjax import declare, tree
 from specjax.bound import Bound
-from specjax.checks import number, whole
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller
-from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.control.costs import Known
 from specjax.declare import key, share
 from specjax.topology import dynamic
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "he2026cost"
 
@@ -60,29 +59,25 @@ FALL = 0.3
 class State(struct.PyTreeNode):
     """What is kept from round to round."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    live: jax.Array  # bool[B] the rows that are not finished
-    classes: jax.Array  # i32[B,N] of the nodes of the last tree, best first
+    greedy: Array  # bool[B] the rows without sampling
+    live: Array  # bool[B] the rows that are not finished
+    classes: Array  # i32[B,N] of the nodes of the last tree, best first
     # f32[B,CLASSES] nodes that were accepted, and tested; later ones count more
-    passed: jax.Array
-    tested: jax.Array
+    passed: Array
+    tested: Array
     # f32[B] expected tokens of a row in rounds with drafts, and their time; equal in all rows
-    gained: jax.Array
-    spent: jax.Array
-    lost: jax.Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
-    idle: jax.Array  # i32[B] rounds since the last draft
-    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+    gained: Array
+    spent: Array
+    lost: Array  # f32[B] the sum of what they lost, from 0 to ``patience``; equal in all rows
+    idle: Array  # i32[B] rounds since the last draft
+    due: Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="budget's "):
     """The keys of ``budget``."""
 
-    OWNER = "budget's "
-
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next three keys'
-    )
-    most: int = key(64, "the most nodes that are verified")
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
+    most: int = key(64, "the most nodes that are verified", least=1)
     draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
@@ -98,7 +93,7 @@ class Keys(declare.Keys):
 class Setup(NamedTuple):
     """The static settings."""
 
-    known: Costs | Profile
+    known: Known
     keys: Keys
 
     @property
@@ -115,8 +110,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read, lacks the batch size, or
             has costs of draft lengths in the place of tree sizes.
     """
-    linear = _linear(keys)
-    known = costs_lib.read(keys.profile, unit=costs_lib.NODES) if keys.profile else linear
+    known = costs_lib.known(keys, costs_lib.NODES)
     setup = Setup(known, keys)
     return Controller(
         "budget",
@@ -130,15 +124,6 @@ def make(keys: Keys) -> Controller:
     )
 
 
-def _linear(keys: Keys) -> Costs:
-    """Costs of 1 + n ``verify``, without those of drafting. Raises UserError."""
-    sizes = costs_lib.sizes(whole("budget's most", keys.most, 1))
-    for name in ("draft", "verify"):
-        number(f"the cost {name}", getattr(keys, name), "of at least 0", lambda x: x >= 0)
-    times = tuple(1 + size * keys.verify for size in sizes)
-    return Costs(sizes, *[RoundCosts(times, (costs_lib.ACCEPTANCE,) * sizes[-1])] * 2)
-
-
 def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
     counts, zeros = jnp.zeros((batch, CLASSES), jnp.float32), jnp.zeros((batch,), jnp.float32)
@@ -149,20 +134,19 @@ def _init(setup: Setup, context: Context) -> State:
     return State(greedy, live, classes, counts, counts, zeros, zeros, zeros, none, none)
 
 
-def _limit(setup: Setup, state: State) -> jax.Array:
+def _limit(setup: Setup, state: State) -> Array:
     rests = (state.lost.max() >= setup.keys.patience) & (state.idle.max() < state.due.max())
     return jnp.full(state.due.shape, jnp.where(rests, 0, FOREVER), jnp.int32)
 
 
-def _mean(state: State, values: jax.Array) -> jax.Array:
+def _mean(state: State, values: Array) -> Array:
     """The mean of [B,...] over live rows."""
-    live = state.live.reshape(-1, *[1] * (values.ndim - 1))
-    return (values * live).sum(0) / jnp.maximum(state.live.sum(), 1)
+    return (values * tree.aligned(state.live, values)).sum(0) / jnp.maximum(state.live.sum(), 1)
 
 
 def _size(
-    setup: Setup, state: State, draft: Draft, log_prob: jax.Array | None
-) -> tuple[jax.Array, jax.Array, State]:
+    setup: Setup, state: State, draft: Draft, log_prob: Array | None
+) -> tuple[Array, Array, State]:
     """The nodes in order i32[B,N], how many of them i32[B] are verified, and the state."""
     keys, (batch, nodes) = setup.keys, draft.tokens.shape
     classes, prior = _by_rank(draft) if log_prob is None else _by_probability(log_prob)
@@ -175,8 +159,7 @@ def _size(
     gained, spent = _mean(state, state.gained), _mean(state, state.spent)
     pace = (gained + keys.weight * tokens[first]) / (spent + keys.weight * times[first])
     best = jnp.argmax(tokens - jnp.maximum(pace, 1) * times)
-    found = _mean(state, reached[:, 0]) > 0
-    time = jnp.where(found, times[best], empty)
+    time = jnp.where(_mean(state, reached[:, 0]) > 0, times[best], empty)
     gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
     lost = jnp.clip(_mean(state, state.lost) + time - tokens[best], 0, keys.patience)
     due = jnp.int32(FOREVER)
@@ -197,11 +180,11 @@ def _size(
 
 def _times(
     setup: Setup, state: State, sizes: tuple[int, ...], levels: int, lookup: bool
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """f32[n] the times of rounds with so many nodes, and f32[] of one in which no row has any."""
     costs = costs_lib.known_of(setup.known, len(state.live))
 
-    def both(value: np.ndarray | float, other: np.ndarray | float) -> jax.Array:
+    def both(value: np.ndarray | float, other: np.ndarray | float) -> Array:
         greedy = _mean(state, state.greedy.astype(jnp.float32))
         return greedy * jnp.asarray(value, jnp.float32) + (1 - greedy) * jnp.asarray(other)
 
@@ -211,7 +194,7 @@ def _times(
     return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)
 
 
-def _by_probability(log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _by_probability(log_prob: Array) -> tuple[Array, Array]:
     """The class i32[B,N] and the probability f32[B,N] of nodes, given their parents."""
     # No node is certain, and none impossible: both have logarithms.
     prob = jnp.clip(jnp.exp(log_prob.astype(jnp.float32)), 1e-6, 1 - 1e-6)
@@ -219,19 +202,18 @@ def _by_probability(log_prob: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.clip(place, 0, CLASSES - 1).astype(jnp.int32), prob
 
 
-def _by_rank(draft: Draft) -> tuple[jax.Array, jax.Array]:
+def _by_rank(draft: Draft) -> tuple[Array, Array]:
     """The same of a draft without probabilities."""
     assert draft.parents is not None
     exist = tree.exists(draft.valid, draft.parents)
     same = (draft.parents[:, :, None] == draft.parents[:, None]) & exist[:, None]
     rank = jnp.tril(same, -1).sum(-1)
     depth = tree.depths(draft.parents, *draft.tokens.shape)
-    most = CLASSES // RANKS - 1
-    classes = jnp.minimum(depth, most) * RANKS + jnp.minimum(rank, RANKS - 1)
+    classes = jnp.minimum(depth, CLASSES // RANKS - 1) * RANKS + jnp.minimum(rank, RANKS - 1)
     return classes.astype(jnp.int32), costs_lib.ACCEPTANCE * FALL ** rank.astype(jnp.float32)
 
 
-def _observed(state: State, weight: float, classes: jax.Array, prior: jax.Array) -> jax.Array:
+def _observed(state: State, weight: float, classes: Array, prior: Array) -> Array:
     """f32[B,N]: the acceptance of the row's class, towards the batch's, towards ``prior``."""
     live = state.live[:, None]
     passed, tested = ((x * live).sum(0)[classes] for x in (state.passed, state.tested))
@@ -250,9 +232,8 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     accepted = (verdict.path[:, :, None] == jnp.arange(nodes)).any(1)
     above = jnp.take_along_axis(accepted, jnp.maximum(parents, 0), 1) | (parents < 0)
     own = jax.nn.one_hot(state.classes[:, :nodes], CLASSES, dtype=jnp.float32)
-    tested, passed = (
-        (own * which[..., None]).sum(1) for which in (exist & above, exist & above & accepted)
-    )
+    both = exist & above, exist & above & accepted
+    tested, passed = ((own * which[..., None]).sum(1) for which in both)
     keep = jnp.where(tested > 0, setup.keys.memory, 1)
     return state.replace(
         passed=(keep * state.passed + passed).astype(jnp.float32),

@@ -28,9 +28,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import Ahead, Controller
-from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.control.costs import Costs, Known, RoundCosts
 from specjax.declare import key
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "cheng2026dspark"
 
@@ -38,20 +38,18 @@ REFERENCE = "cheng2026dspark"
 class State(struct.PyTreeNode):
     """Of the draft that grows."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    survival: jax.Array  # f32[B] the product of the confidences so far
-    tokens: jax.Array  # f32[B] the expected tokens of the round so far
+    greedy: Array  # bool[B] the rows without sampling
+    survival: Array  # f32[B] the product of the confidences so far
+    tokens: Array  # f32[B] the expected tokens of the round so far
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="calibrated's "):
     """The keys of ``calibrated``."""
-
-    OWNER = "calibrated's "
 
     profile: str = key(
         "",
-        "a file that mode bench wrote into profiles/ of its workdir: times, and temperatures of "
-        'the confidences; "": the next three keys, and no calibration',
+        f"{costs_lib.PROFILE}: times, and temperatures of the confidences; "
+        '"": the next three keys, and no calibration',
     )
     most: int = key(16, "the longest draft")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
@@ -65,7 +63,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify)
+    known = costs_lib.known(keys)
     more = {"check_rows": costs_lib.check_rows(known), "lengths": costs_lib.lengths(known)}
     return Controller("calibrated", Bound(_ask, known), _init, **more)
 
@@ -77,16 +75,15 @@ def _init(context: Context) -> State:
 
 def _filled(costs: Costs) -> Costs:
     """With a time for every length up to the longest, and a temperature for every depth."""
-    unit = (1.0,) * costs.longest
 
     def kind(own: RoundCosts) -> RoundCosts:
         times = np.interp(np.arange(costs.longest + 1), costs.lengths, own.times)
-        return own._replace(times=tuple(times.tolist()), heats=own.heats or unit)
+        return own._replace(times=tuple(times.tolist()), heats=own.heats or (1.0,) * costs.longest)
 
     return costs._replace(greedy=kind(costs.greedy), sampled=kind(costs.sampled))
 
 
-def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(known: Known, state: State, ahead: Ahead) -> tuple[Array, State]:
     costs = _filled(costs_lib.known_of(known, len(state.greedy)))
     times, heats = (costs.each(name, state.greedy) for name in ("times", "heats"))
     longest = costs.longest
@@ -103,7 +100,7 @@ def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array,
     return rises & (depth < longest), new
 
 
-def _confidence(ahead: Ahead) -> jax.Array:
+def _confidence(ahead: Ahead) -> Array:
     """f32[B,n]: the chance that the next token at each place is accepted, by the drafter."""
     if ahead.confidence is not None:
         return ahead.confidence.astype(jnp.float32)
@@ -115,20 +112,15 @@ def _confidence(ahead: Ahead) -> jax.Array:
 class Recorded(struct.PyTreeNode):
     """The confidences of a row's last rounds, and what was accepted: to fit temperatures to."""
 
-    now: jax.Array  # f32[B,K] of the draft that grows; -1: none
-    confidences: jax.Array  # f32[B,R,K] of the rounds so far; -1: no token
-    accepted: jax.Array  # i32[B,R] levels; -1: no round yet
-    rounds: jax.Array  # i32[B]
+    now: Array  # f32[B,K] of the draft that grows; -1: none
+    confidences: Array  # f32[B,R,K] of the rounds so far; -1: no token
+    accepted: Array  # i32[B,R] levels; -1: no round yet
+    rounds: Array  # i32[B]
 
 
 def recorder(longest: int, rounds: int) -> Controller:
     """Full drafts of ``longest`` levels; its state has the confidences of ``rounds`` rounds."""
-    return Controller(
-        "recorder",
-        Bound(_record, longest),
-        Bound(_begin, longest, rounds),
-        Bound(_recorded, longest, rounds),
-    )
+    return Controller("recorder", _record, Bound(_begin, longest, rounds), _recorded)
 
 
 def _begin(longest: int, rounds: int, context: Context) -> Recorded:
@@ -141,21 +133,18 @@ def _begin(longest: int, rounds: int, context: Context) -> Recorded:
     )
 
 
-def _record(longest: int, state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
+def _record(state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:
     sure = jnp.where(ahead.valid, _confidence(ahead), -1).max(-1)
-    here = jnp.arange(longest) == jnp.asarray(ahead.depth)
+    here = jnp.arange(state.now.shape[1]) == jnp.asarray(ahead.depth)
     return jnp.ones(sure.shape, bool), state.replace(now=jnp.where(here, sure[:, None], state.now))
 
 
-def _recorded(
-    longest: int, rounds: int, state: Recorded, draft: Draft, verdict: Verdict
-) -> Recorded:
+def _recorded(state: Recorded, draft: Draft, verdict: Verdict) -> Recorded:
+    rounds, longest = state.confidences.shape[1:]
     levels = _controller.drafted(draft)[:, None]
     now = jnp.where(jnp.arange(longest) < levels, state.now, -1)
     here = jnp.arange(rounds) == (state.rounds % rounds)[:, None]
-    return Recorded(
-        jnp.full_like(now, -1),
-        jnp.where(here[..., None], now[:, None], state.confidences),
-        jnp.where(here, _controller.accepted(verdict)[:, None], state.accepted),
-        state.rounds + 1,
-    )
+    empty = jnp.full_like(now, -1)
+    confidences = jnp.where(here[..., None], now[:, None], state.confidences)
+    accepted = jnp.where(here, _controller.accepted(verdict)[:, None], state.accepted)
+    return Recorded(empty, confidences, accepted, state.rounds + 1)

@@ -27,7 +27,7 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
 from specjax.declare import key, share
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "mamou2024dynamic"
 
@@ -39,17 +39,15 @@ DEEPEST = 64  # levels of a draft that are recorded
 class State(struct.PyTreeNode):
     """What a row keeps from round to round, and of the draft that grows."""
 
-    threshold: jax.Array  # f32[B]
-    probs: jax.Array  # f32[B,D] of the tokens of the draft that grows; -1: not known
-    tested: jax.Array  # f32[B,H] probabilities of the last tested tokens; -1: none yet
-    passed: jax.Array  # bool[B,H] whether they were accepted
-    count: jax.Array  # i32[B] how many were written
+    threshold: Array  # f32[B]
+    probs: Array  # f32[B,D] of the tokens of the draft that grows; -1: not known
+    tested: Array  # f32[B,H] probabilities of the last tested tokens; -1: none yet
+    passed: Array  # bool[B,H] whether they were accepted
+    count: Array  # i32[B] how many were written
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="confidence's "):
     """The keys of ``confidence``."""
-
-    OWNER = "confidence's "
 
     threshold: float = share(0.4, "the probability; the first one, with ``refit``")
     refit: int = key(
@@ -71,14 +69,12 @@ def make(keys: Keys) -> Controller:
     name = f"confidence:{keys.threshold:g}" + (",1" if keys.refit else "")
     if not keys.refit:
         return Controller(name, Bound(_ask_constant, keys.threshold))
-    init = Bound(_init, keys.threshold, keys.memory)
-    return Controller(name, _ask, init, _update)
+    return Controller(name, _ask, Bound(_init, keys.threshold, keys.memory), _update)
 
 
-def _ask_constant(threshold: float, state: tuple, ahead: Ahead) -> tuple[jax.Array, tuple]:
+def _ask_constant(threshold: float, state: tuple, ahead: Ahead) -> tuple[Array, tuple]:
     # The pending token has probability 1, so every draft has a first token.
-    sure = (jnp.exp(ahead.token_log_prob) >= threshold) & ahead.valid
-    return sure.any(-1), state
+    return ((jnp.exp(ahead.token_log_prob) >= threshold) & ahead.valid).any(-1), state
 
 
 def _init(threshold: float, memory: int, context: Context) -> State:
@@ -92,7 +88,7 @@ def _init(threshold: float, memory: int, context: Context) -> State:
     )
 
 
-def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(state: State, ahead: Ahead) -> tuple[Array, State]:
     prob = jnp.where(ahead.valid, jnp.exp(ahead.token_log_prob), 0).max(-1)
     # The token of level ``depth``; the pending token, at depth 0, belongs to no level.
     here = jnp.arange(DEEPEST) == jnp.asarray(ahead.depth) - 1
@@ -117,7 +113,7 @@ def _update(state: State, draft: Draft, verdict: Verdict) -> State:
     return State(threshold, empty, probs, passed, state.count + known.sum(-1))
 
 
-def _fitted(probs: jax.Array, passed: jax.Array, threshold: jax.Array) -> jax.Array:
+def _fitted(probs: Array, passed: Array, threshold: Array) -> Array:
     """The threshold f32[B] for the tokens of probabilities f32[B,H] that passed, bool[B,H]."""
     known = probs >= 0
     good, bad = known & passed, known & ~passed

@@ -16,9 +16,12 @@ from specjax.bound import Bound
 from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.files import buckets, machine
+from specjax.types import Array
 
 SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
+# What the key of a controller is.
+PROFILE = "a file that mode bench wrote into profiles/ of its workdir"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 # What the "lengths" of a profile are: levels of drafts, or nodes of trees.
@@ -65,7 +68,7 @@ class Costs(NamedTuple):
         """The longest draft."""
         return self.lengths[-1]
 
-    def each(self, field: str, greedy: jax.Array) -> jax.Array:
+    def each(self, field: str, greedy: Array) -> Array:
         """f32[B,n]: a field of ``RoundCosts`` by row, ``greedy`` bool[B] or sampled.
 
         n is 1 for numbers.
@@ -186,21 +189,23 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
         raise ValueError("empty must be a positive number, and finds between 0 and 1")
     if not (np.isfinite(missed) and missed >= 0):
         raise ValueError("missed must be a number of at least 0")
+    networks = value.get("policy", ())
     with np.errstate(over="ignore"):
-        policy = tuple(
-            tuple(np.asarray(x, np.float32) for x in own) for own in value.get("policy", ())
-        )
+        policy = tuple(tuple(np.asarray(x, np.float32) for x in own) for own in networks)
     if not all(np.isfinite(x).all() for own in policy for x in own):
         raise ValueError("the weights of policies must be finite")
     return RoundCosts(times, rates, heats, empty, finds, missed, policy)
 
 
-def known_of(known: Costs | Profile, batch: int) -> Costs:
+Known = Costs | Profile  # of a controller
+
+
+def known_of(known: Known, batch: int) -> Costs:
     """The costs for a batch size; see ``Profile.near``."""
     return known.near(batch) if isinstance(known, Profile) else known
 
 
-def lengths(known: Costs | Profile) -> tuple[int, ...]:
+def lengths(known: Known) -> tuple[int, ...]:
     """The draft lengths of these costs, which are those of every batch size."""
     return (next(iter(known.batches.values())) if isinstance(known, Profile) else known).lengths
 
@@ -211,28 +216,31 @@ def sizes(nodes: int) -> tuple[int, ...]:
     return (*(size for size in powers if 4 * size < 3 * nodes), nodes)
 
 
-def check_rows(known: Costs | Profile) -> Callable[[int], None] | None:
+def check_rows(known: Known) -> Callable[[int], None] | None:
     """``Controller.check_rows`` of these costs."""
     return Bound(Profile.check, known) if isinstance(known, Profile) else None
 
 
-def known(
-    profile: str, most: int, draft: float, verify: float, acceptance: float = ACCEPTANCE
-) -> Costs | Profile:
+def known(keys: Any, unit: str = LEVELS) -> Known:
     """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``."""
-    costs = linear(most, draft, verify, acceptance)
-    return read(profile) if profile else costs
+    acceptance = getattr(keys, "acceptance", ACCEPTANCE)
+    costs = linear(keys.most, keys.draft, keys.verify, acceptance, unit)
+    return read(keys.profile, unit) if keys.profile else costs
 
 
-def linear(most: int, draft: float, verify: float, acceptance: float) -> Costs:
+def linear(most: int, draft: float, verify: float, acceptance: float, unit: str = LEVELS) -> Costs:
     """Costs of 1 + k (``draft`` + ``verify``) for a draft of k tokens.
 
-    Raises UserError: fewer than one token, a negative cost, an acceptance outside [0, 1].
+    Of trees of k nodes without the cost of drafting, which depends on the levels. Raises UserError:
+    fewer than one token, a negative cost, an acceptance outside [0, 1].
     """
     whole("the longest draft", most, 1)
     for name, value in {"draft": draft, "verify": verify}.items():
         number(f"the cost {name}", value, "of at least 0", lambda x: x >= 0)
     number("the acceptance", acceptance, "between 0 and 1", lambda x: 0 <= x <= 1)
-    lengths = tuple(sorted({*(length for length in LENGTHS if length <= most), most}))
-    times = tuple(1 + length * (draft + verify) for length in lengths)
+    lengths, each = sizes(most), verify
+    if unit == LEVELS:
+        lengths = tuple(sorted({*(length for length in LENGTHS if length <= most), most}))
+        each += draft
+    times = tuple(1 + length * each for length in lengths)
     return Costs(lengths, *[RoundCosts(times, (acceptance,) * most)] * 2)

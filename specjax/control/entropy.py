@@ -11,22 +11,19 @@ A tree stops as a whole: when the entropy was high at all places of a level.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
 from specjax.control._controller import Ahead, Controller, entropies
 from specjax.declare import key
-from specjax.types import Context
+from specjax.types import Array, Context
 
 REFERENCE = "zhang2025draft"
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="entropy's "):
     """The keys of ``entropy``."""
-
-    OWNER = "entropy's "
 
     most: float = key(
         0.3, "the highest sqrt(``scale`` entropy) of a token after which the draft goes on", least=0
@@ -41,19 +38,15 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a negative number.
     """
-    return Controller(
-        f"entropy:{keys.most:g}",
-        Bound(_ask, keys.most**2 / keys.scale),
-        init=_init,
-    )
+    return Controller(f"entropy:{keys.most:g}", Bound(_ask, keys.most**2 / keys.scale), _init)
 
 
-def _init(context: Context) -> jax.Array:
+def _init(context: Context) -> Array:
     """bool[B]: whether the newest level of the draft that grows had a low entropy."""
     return jnp.ones(context.length.shape, bool)
 
 
-def _ask(most: float, sure: jax.Array, ahead: Ahead) -> tuple[jax.Array, jax.Array]:
+def _ask(most: float, sure: Array, ahead: Ahead) -> tuple[Array, Array]:
     low = (entropies(ahead.logits) <= most) & ahead.valid
     # What is left from the round before does not count: every draft has a first token.
     return sure | (jnp.asarray(ahead.depth) == 0), low.any(-1)

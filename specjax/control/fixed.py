@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -10,7 +9,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control._controller import ENDLESS, Controller
 from specjax.declare import key
-from specjax.types import Context
+from specjax.types import Array, Context
 
 REFERENCE = "leviathan2023fast"
 LIMITS = True
@@ -19,13 +18,11 @@ LIMITS = True
 class Length(struct.PyTreeNode):
     """The length of every draft; a profile of costs replaces it in a state."""
 
-    levels: jax.Array  # i32[B]
+    levels: Array  # i32[B]
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="the draft "):
     """The keys of ``fixed``."""
-
-    OWNER = "the draft "
 
     length: int = key(help="of every draft, at most; 0 is plain decoding", least=0)
 
@@ -46,7 +43,7 @@ def make(keys: Keys) -> Controller:
     )
 
 
-def _levels(state: Length) -> jax.Array:
+def _levels(state: Length) -> Array:
     return state.levels
 
 

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -50,9 +49,9 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Controller, length_of
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Costs, Known
 from specjax.declare import key, share
-from specjax.types import Context, Draft, Lasting, Verdict
+from specjax.types import Array, Context, Draft, Lasting, Verdict
 
 REFERENCE = "liu2024optimizing"
 
@@ -72,36 +71,32 @@ class State(struct.PyTreeNode):
 
     # bool[B] the rows without sampling. What they cost is looked up in every round, because a state
     # can be put into a batch of another size.
-    greedy: jax.Array
+    greedy: Array
     # f32[B,K] tokens that were accepted, and tested, at each depth; later ones count more.
-    passed: jax.Array
-    tested: jax.Array
+    passed: Array
+    tested: Array
     # f32[B,2] rounds with a draft, and rounds that could have one; later ones count more.
-    found: jax.Array
-    left: jax.Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
-    live: jax.Array  # bool[B] the rows that are not finished
-    rows: jax.Array  # i32[B] how many rows the batch had when the length was chosen
-    length: jax.Array  # i32[B] of the next draft, equal in all rows
+    found: Array
+    left: Array  # f32[B] tokens that the row may still write, before the ``idle`` rounds
+    live: Array  # bool[B] the rows that are not finished
+    rows: Array  # i32[B] how many rows the batch had when the length was chosen
+    length: Array  # i32[B] of the next draft, equal in all rows
     # f32[B] the time that drafts may still lose in the row, before the ``idle`` rounds
-    bank: jax.Array
-    idle: jax.Array  # i32[B] rounds of the row since a draft was made, or since it began
-    tries: jax.Array  # bool[B] whether the next draft is a trial, equal in all rows
-    failed: jax.Array  # i32[B] trials that gave no draft since the last one, equal in all rows
+    bank: Array
+    idle: Array  # i32[B] rounds of the row since a draft was made, or since it began
+    tries: Array  # bool[B] whether the next draft is a trial, equal in all rows
+    failed: Array  # i32[B] trials that gave no draft since the last one, equal in all rows
     # What follows from the numbers above.
-    rates: jax.Array  # f32[B,K] the acceptance of each row at each depth
-    pace: jax.Array  # f32[B] tokens in the time of a round without a draft, with the best length
-    early: jax.Array  # f32[B] how long before the last row each one is finished, as a share
-    due: jax.Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
+    rates: Array  # f32[B,K] the acceptance of each row at each depth
+    pace: Array  # f32[B] tokens in the time of a round without a draft, with the best length
+    early: Array  # f32[B] how long before the last row each one is finished, as a share
+    due: Array  # i32[B] the rounds without a draft that pay for a trial, equal in all rows
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="goodput's "):
     """The keys of ``goodput``."""
 
-    OWNER = "goodput's "
-
-    profile: str = key(
-        "", 'a file that mode bench wrote into profiles/ of its workdir; "": the next four keys'
-    )
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next four keys')
     most: int = key(8, "the longest draft")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
@@ -131,19 +126,19 @@ class Keys(declare.Keys):
 class Setup(NamedTuple):
     """The static settings."""
 
-    known: Costs | Profile
+    known: Known
     keys: Keys
 
     def costs(self, state: State) -> Costs:
         """The costs of the batch."""
         return costs_lib.known_of(self.known, len(state.live))
 
-    def each(self, field: str, state: State) -> jax.Array:
+    def each(self, field: str, state: State) -> Array:
         """f32[B,n]: a field of ``RoundCosts`` by row."""
         return self.costs(state).each(field, state.greedy)
 
 
-def choose(setup: Setup, state: State) -> tuple[State, jax.Array, jax.Array]:
+def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:
     """The best length for all rounds from now on, and the best one above 0, both i32[].
 
     The state has what follows from its numbers.
@@ -180,7 +175,7 @@ def choose(setup: Setup, state: State) -> tuple[State, jax.Array, jax.Array]:
     return state, lengths[best], lengths[trial]
 
 
-def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
+def of_found(setup: Setup, state: State, reach: Array) -> Array:
     """i32[] the best length for this round, for drafts of so many levels i32[B].
 
     A round takes time from the rounds after it, so tokens are compared with those that the rows
@@ -200,13 +195,13 @@ def of_found(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
     return jnp.asarray(costs.lengths, jnp.int32)[best]
 
 
-def _mean(state: State, values: jax.Array) -> jax.Array:
+def _mean(state: State, values: Array) -> Array:
     """f32[n]: the mean of f32[B,n] over live rows; greedy and sampled rows may differ."""
     live = state.live[:, None]
     return (values * live).sum(0) / jnp.maximum(live.sum(), 1)
 
 
-def rates_of(setup: Setup, state: State) -> jax.Array:
+def rates_of(setup: Setup, state: State) -> Array:
     """f32[B,K]: the acceptance of each row at each depth."""
     live, weight = state.live[:, None], setup.keys.weight
     passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
@@ -214,13 +209,13 @@ def rates_of(setup: Setup, state: State) -> jax.Array:
     return (state.passed + weight * batch) / (state.tested + weight)
 
 
-def _accepted(setup: Setup, state: State, rates: jax.Array) -> jax.Array:
+def _accepted(setup: Setup, state: State, rates: Array) -> Array:
     """f32[B,A]: the expected accepted tokens of a draft of each length."""
     accepted = jnp.pad(jnp.cumsum(jnp.cumprod(rates, -1), -1), ((0, 0), (1, 0)))
     return accepted[:, np.array(setup.costs(state).lengths)]
 
 
-def spread(state: State, value: jax.Array) -> jax.Array:
+def spread(state: State, value: Array) -> Array:
     """The value in all rows."""
     return jnp.broadcast_to(value, state.length.shape)
 
@@ -233,11 +228,10 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
             unknown ``rows``.
     """
-    known = costs_lib.known(keys.profile, keys.most, keys.draft, keys.verify, keys.acceptance)
-    return of_costs(known, keys)
+    return of_costs(costs_lib.known(keys), keys)
 
 
-def of_costs(known: Costs | Profile, keys: Keys) -> Controller:
+def of_costs(known: Known, keys: Keys) -> Controller:
     """The controller for these costs, and the keys that are not about costs; see ``make``."""
     setup = Setup(known, keys)
     return Controller(
@@ -261,35 +255,28 @@ def _init(setup: Setup, context: Context) -> State:
     if context.limit is not None:
         left = (context.limit - context.length).astype(jnp.float32)
     state = State(
-        jnp.asarray(greedy, bool),
-        jnp.zeros_like(prior),
-        jnp.zeros_like(prior),
-        jnp.zeros((batch, 2), jnp.float32),
-        left,
-        jnp.ones((batch,), bool) if context.done is None else ~context.done,
-        zeros,
-        zeros,
-        jnp.ones((batch,), jnp.float32),
-        zeros,
-        jnp.zeros((batch,), bool),
-        zeros,
-        prior,
-        jnp.ones((batch,), jnp.float32),
-        jnp.zeros((batch,), jnp.float32),
-        zeros,
+        greedy=jnp.asarray(greedy, bool),
+        found=jnp.zeros((batch, 2), jnp.float32),
+        left=left,
+        live=jnp.ones((batch,), bool) if context.done is None else ~context.done,
+        tries=jnp.zeros((batch,), bool),
+        rates=prior,
+        early=jnp.zeros((batch,), jnp.float32),
+        **dict.fromkeys(("passed", "tested"), jnp.zeros_like(prior)),
+        **dict.fromkeys(("bank", "pace"), jnp.ones((batch,), jnp.float32)),
+        **dict.fromkeys(("rows", "length", "idle", "failed", "due"), zeros),
     )
     return _next(setup, state)
 
 
-def _limit(setup: Setup, state: State) -> jax.Array:
+def _limit(setup: Setup, state: State) -> Array:
     """No draft while it is not allowed: a row that was put in has a length of its own."""
     return jnp.where(_allowed(setup, state), length_of(state), 0)
 
 
-def _within(setup: Setup, state: State, reach: jax.Array) -> jax.Array:
+def _within(setup: Setup, state: State, reach: Array) -> Array:
     """The best length for drafts of which the rows have so many levels; a trial stays as it is."""
-    best = spread(state, of_found(setup, state, reach))
-    return jnp.where(state.tries, state.length, best)
+    return jnp.where(state.tries, state.length, spread(state, of_found(setup, state, reach)))
 
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
@@ -314,13 +301,12 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     # Inside another drafter, a row without tokens of this one has them of others.
     gain = jnp.where(live, gain, _idle_gain(setup, state) * state.idle * any_draft)
     state = state.replace(
-        bank=(state.bank + gain).astype(jnp.float32),
-        idle=jnp.where(any_draft, 0, state.idle + 1),
+        bank=(state.bank + gain).astype(jnp.float32), idle=jnp.where(any_draft, 0, state.idle + 1)
     )
     return _next(setup, state)
 
 
-def _time(setup: Setup, state: State, drafted: jax.Array, asked: jax.Array) -> jax.Array:
+def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:
     """f32[]: the time of a round whose longest draft has so many tokens i32[]."""
     lengths = jnp.asarray(setup.costs(state).lengths)
     index = jnp.minimum(jnp.searchsorted(lengths, drafted), len(lengths) - 1)
@@ -328,12 +314,12 @@ def _time(setup: Setup, state: State, drafted: jax.Array, asked: jax.Array) -> j
     return jnp.where(drafted > 0, _mean(state, setup.each("times", state))[index], bare)
 
 
-def _idle_gain(setup: Setup, state: State) -> jax.Array:
+def _idle_gain(setup: Setup, state: State) -> Array:
     """f32[]: what a round without a draft adds to a bank."""
     return setup.keys.slack - _mean(state, setup.each("missed", state))[0]
 
 
-def _least(setup: Setup, state: State) -> jax.Array:
+def _least(setup: Setup, state: State) -> Array:
     """f32[]: the bank that decides whether drafts are allowed; with open rows the mean one."""
     banks = state.bank + _idle_gain(setup, state) * state.idle
     if setup.keys.rows == "open":
@@ -341,7 +327,7 @@ def _least(setup: Setup, state: State) -> jax.Array:
     return jnp.where(state.live, banks, jnp.inf).min()
 
 
-def _allowed(setup: Setup, state: State) -> jax.Array:
+def _allowed(setup: Setup, state: State) -> Array:
     """bool[]: whether the next round may have a draft."""
     return (setup.keys.slack == 1) | (_least(setup, state) >= -ROUNDING)
 
@@ -351,15 +337,12 @@ def _next(setup: Setup, state: State) -> State:
     state, best, trial = choose(setup, state)
     allowed = _allowed(setup, state)
     tries = allowed & (best == 0) & (state.idle.max() >= state.due[0])
-    length = jnp.where(tries, trial, jnp.where(allowed, best, 0))
-    return state.replace(
-        length=spread(state, length),
-        rows=jnp.full_like(state.rows, len(state.live)),
-        tries=spread(state, tries),
-    )
+    length = spread(state, jnp.where(tries, trial, jnp.where(allowed, best, 0)))
+    rows = jnp.full_like(state.rows, len(state.live))
+    return state.replace(length=length, rows=rows, tries=spread(state, tries))
 
 
-def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
+def _pause(setup: Setup, state: State, live: Array) -> Array:
     rounds = state.due[0] - state.idle.max()
     # So many bring the bank back to 0.
     gain = _idle_gain(setup, state)
@@ -371,6 +354,6 @@ def _pause(setup: Setup, state: State, live: jax.Array) -> jax.Array:
     return spread(state, jnp.where(same.all(), rounds, 1))
 
 
-def _after(setup: Setup, state: State, rounds: jax.Array) -> State:
+def _after(setup: Setup, state: State, rounds: Array) -> State:
     live, idle = rounds > 0, state.idle + rounds.max()
     return _next(setup, state.replace(live=live, idle=idle))

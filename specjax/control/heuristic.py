@@ -11,7 +11,6 @@ above=0.8,below=0.5" drafts one token more from 0.8 on, and one less below 0.5.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -22,7 +21,7 @@ from specjax.control import _controller
 from specjax.control._controller import Controller, length_of
 from specjax.declare import key
 from specjax.errors import UserError
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "gante2023assisted"
 
@@ -32,14 +31,12 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """The length, and the accepted shares of the last rounds with a draft."""
 
-    length: jax.Array  # i32[B]
-    shares: jax.Array  # f32[B,window] the newest last; -1: there was no such round yet
+    length: Array  # i32[B]
+    shares: Array  # f32[B,window] the newest last; -1: there was no such round yet
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="heuristic's "):
     """The keys of ``heuristic``."""
-
-    OWNER = "heuristic's "
 
     start: int = key(5, "in the first round", least=0)
     up: int = key(2, "levels more", least=0)
@@ -68,12 +65,8 @@ def make(keys: Keys) -> Controller:
         UserError: a bound below 0, ``least`` above ``most``, ``start`` outside them, ``below``
             above ``above``.
     """
-    return Controller(
-        f"heuristic:{keys.start}",
-        limit=length_of,
-        init=Bound(_init, keys),
-        update=Bound(_update, keys),
-    )
+    init, update = Bound(_init, keys), Bound(_update, keys)
+    return Controller(f"heuristic:{keys.start}", limit=length_of, init=init, update=update)
 
 
 def _init(keys: Keys, context: Context) -> State:

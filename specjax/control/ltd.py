@@ -41,11 +41,11 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
 from specjax.control._controller import FOREVER, Ahead, Controller
-from specjax.control.costs import Costs, Profile
+from specjax.control.costs import Known
 from specjax.declare import key
 from specjax.errors import UserError
 from specjax.topology import dynamic
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "zhang2026learning"
 
@@ -65,18 +65,18 @@ Policy = tuple[Network, Network]  # of the depth, with A = 1; of the size
 class State(struct.PyTreeNode):
     """What is kept from round to round."""
 
-    greedy: jax.Array  # bool[B] the rows without sampling
-    length: jax.Array  # i32[B] of the committed text
+    greedy: Array  # bool[B] the rows without sampling
+    length: Array  # i32[B] of the committed text
 
 
 class Recorded(struct.PyTreeNode):
     """The last round of each row: what the policies read of it, and what was accepted."""
 
-    deepest: jax.Array  # i32[B] the levels that the next tree gets
-    length: jax.Array  # i32[B] of the committed text
-    candidates: jax.Array  # f32[B,D,F] before each level
-    nodes: jax.Array  # f32[B,G] of the whole tree
-    accepted: jax.Array  # bool[B,N] of its nodes, best first
+    deepest: Array  # i32[B] the levels that the next tree gets
+    length: Array  # i32[B] of the committed text
+    candidates: Array  # f32[B,D,F] before each level
+    nodes: Array  # f32[B,G] of the whole tree
+    accepted: Array  # bool[B,N] of its nodes, best first
 
 
 class Rounds(NamedTuple):
@@ -87,14 +87,10 @@ class Rounds(NamedTuple):
     tokens: np.ndarray  # f32[M,D,S] that the round emits, with each of S sizes
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="ltd's "):
     """The keys of ``ltd``."""
 
-    OWNER = "ltd's "
-
-    profile: str = key(
-        "", "a file that mode bench wrote into profiles/ of its workdir: it has the two policies"
-    )
+    profile: str = key("", f"{costs_lib.PROFILE}: it has the two policies")
 
 
 @declare.method(Keys)
@@ -110,15 +106,16 @@ def make(keys: Keys) -> Controller:
         raises = _unfitted
         return Controller("ltd", raises, size=raises, check_rows=raises, most_nodes=FOREVER)
     known = costs_lib.read(keys.profile, unit=costs_lib.NODES)
-    if not all(kind.policy for costs in known.batches.values() for kind in costs[1:]):
+    policies = [kind.policy for costs in known.batches.values() for kind in costs[1:]]
+    if not all(policies):
         raise UserError(f"the cost profile {keys.profile} has no policies of ltd; measure one anew")
     sizes = costs_lib.lengths(known)
-    for kind in (kind for costs in known.batches.values() for kind in costs[1:]):
-        if [[x.shape for x in own] for own in kind.policy] != _shapes(len(sizes) - 1):
-            raise UserError(
-                f"the cost profile {keys.profile} has policies of ltd with networks of other "
-                "shapes; measure one anew"
-            )
+    shapes = [[[x.shape for x in own] for own in policy] for policy in policies]
+    if any(own != _shapes(len(sizes) - 1) for own in shapes):
+        raise UserError(
+            f"the cost profile {keys.profile} has policies of ltd with networks of other "
+            "shapes; measure one anew"
+        )
     return Controller(
         "ltd",
         ask=Bound(_ask, known),
@@ -147,25 +144,21 @@ def _unfitted(*_: Any) -> Any:
 
 
 def _init(context: Context) -> State:
-    greedy = jnp.asarray(context.sampling.greedy, bool)
-    return State(greedy, context.length.astype(jnp.int32))
+    return State(jnp.asarray(context.sampling.greedy, bool), context.length.astype(jnp.int32))
 
 
 def _update(state: Any, draft: Draft, verdict: Verdict) -> Any:
     return state.replace(length=state.length + verdict.count)
 
 
-def _ask(known: Costs | Profile, state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(known: Known, state: State, ahead: Ahead) -> tuple[Array, State]:
     values = _of_candidates(ahead, state.length)
     costs = costs_lib.known_of(known, len(state.length))
     answers = [apply(kind.policy[0], values)[:, 0] > 0 for kind in costs[1:]]
-    first = jnp.asarray(ahead.depth) == 0
-    return first | jnp.where(state.greedy, *answers), state
+    return (jnp.asarray(ahead.depth) == 0) | jnp.where(state.greedy, *answers), state
 
 
-def _size(
-    known: Costs | Profile, state: State, draft: Draft, log_prob: jax.Array
-) -> tuple[jax.Array, jax.Array, State]:
+def _size(known: Known, state: State, draft: Draft, log_prob: Array) -> tuple[Array, Array, State]:
     order, values = _of_nodes(draft, log_prob, state.length)
     costs = costs_lib.known_of(known, len(state.length))
     sizes = jnp.asarray(costs.lengths[1:], jnp.int32)
@@ -176,7 +169,7 @@ def _size(
 # What the policies read.
 
 
-def _scaled(log_chance: jax.Array, length: jax.Array, depth: jax.Array | int) -> jax.Array:
+def _scaled(log_chance: Array, length: Array, depth: Array | int) -> Array:
     """f32[B,n+2]: log-probabilities, the depth and the length, of about the size of 1."""
     others = jnp.asarray(depth) / 10, length / 1000
     more = [jnp.broadcast_to(x, length.shape)[:, None] for x in others]
@@ -184,11 +177,10 @@ def _scaled(log_chance: jax.Array, length: jax.Array, depth: jax.Array | int) ->
     return jnp.concatenate([scaled, *more], 1).astype(jnp.float32)
 
 
-def _of_candidates(ahead: Ahead, length: jax.Array) -> jax.Array:
+def _of_candidates(ahead: Ahead, length: Array) -> Array:
     """f32[B,F]: of the most probable paths that end in the next level."""
     logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
-    most = min(CANDIDATES, logits.shape[-1])
-    best = sampling.top(jax.nn.log_softmax(logits), most)[0]
+    best = sampling.top(jax.nn.log_softmax(logits), min(CANDIDATES, logits.shape[-1]))[0]
     path = jnp.where(ahead.valid[..., None], ahead.log_prob[..., None] + best, dynamic.LEAST)
     path = path.reshape(len(path), -1)
     path = jax.lax.top_k(path, min(CANDIDATES, path.shape[1]))[0]
@@ -196,7 +188,7 @@ def _of_candidates(ahead: Ahead, length: jax.Array) -> jax.Array:
     return _scaled(jnp.pad(path, lacking, constant_values=dynamic.LEAST), length, ahead.depth)
 
 
-def _of_nodes(draft: Draft, log_prob: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _of_nodes(draft: Draft, log_prob: Array, length: Array) -> tuple[Array, Array]:
     """The nodes best first i32[B,N], and of the most probable paths of the tree f32[B,G]."""
     order, chance = dynamic.by_chance(log_prob, draft.parents, draft.valid)
     beyond = max(0, PLACES[-1] + 1 - chance.shape[1])
@@ -204,7 +196,7 @@ def _of_nodes(draft: Draft, log_prob: jax.Array, length: jax.Array) -> tuple[jax
     return order, _scaled(path, length, _controller.drafted(draft))
 
 
-def apply(network: Any, values: jax.Array) -> jax.Array:
+def apply(network: Any, values: Array) -> Array:
     """f32[...,A]: a network of one hidden layer."""
     weights, bias, out, last = network
     return jax.nn.relu(values @ weights + bias) @ out + last
@@ -237,20 +229,18 @@ def _begin(depth: int, nodes: int, context: Context) -> Recorded:
     )
 
 
-def _deepest(state: Recorded) -> jax.Array:
+def _deepest(state: Recorded) -> Array:
     return state.deepest
 
 
-def _record_candidates(depth: int, state: Recorded, ahead: Ahead) -> tuple[jax.Array, Recorded]:
+def _record_candidates(depth: int, state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:
     here = (jnp.arange(depth) == jnp.asarray(ahead.depth))[:, None]
     own = _of_candidates(ahead, state.length)[:, None]
     every = jnp.ones(state.length.shape, bool)
     return every, state.replace(candidates=jnp.where(here, own, state.candidates))
 
 
-def _record_nodes(
-    state: Recorded, draft: Draft, log_prob: jax.Array
-) -> tuple[jax.Array, jax.Array, Recorded]:
+def _record_nodes(state: Recorded, draft: Draft, log_prob: Array) -> tuple[Array, Array, Recorded]:
     order, values = _of_nodes(draft, log_prob, state.length)
     every = jnp.full(state.length.shape, order.shape[1], jnp.int32)
     return order, every, state.replace(nodes=values)
@@ -262,7 +252,7 @@ def _record_accepted(state: Recorded, draft: Draft, verdict: Verdict) -> Recorde
     return _update(state, draft, verdict)
 
 
-def value(policy: Any, rounds: Rounds, times: jax.Array) -> tuple[jax.Array, jax.Array]:
+def value(policy: Any, rounds: Rounds, times: Array) -> tuple[Array, Array]:
     """The expected tokens f32[M] and times f32[M] of rounds, by two stochastic policies.
 
     ``times`` f32[D,S] are those of a round with a tree of so many levels, of which so many nodes
@@ -316,7 +306,7 @@ def fit(
     step = optax.adamw(RATE, weight_decay=DECAY)
     timed = jnp.asarray(times, jnp.float32)
 
-    def lost(policy: Any) -> jax.Array:
+    def lost(policy: Any) -> Array:
         tokens, spent = value(policy, seen, timed)
         return jnp.log(spent.sum()) - jnp.log(tokens.sum())
 

@@ -19,7 +19,6 @@ and drafted tokens are then counted as levels.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -28,7 +27,7 @@ from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control._controller import Ahead, Controller
 from specjax.declare import share
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "zhang2024draft"
 
@@ -36,16 +35,14 @@ REFERENCE = "zhang2024draft"
 class State(struct.PyTreeNode):
     """What a row keeps from round to round, and of the draft that grows."""
 
-    threshold: jax.Array  # f32[B]
-    share: jax.Array  # f32[B] the mean of the accepted shares, newer rounds count more
-    levels: jax.Array  # i32[B] levels of the draft; 0: nothing was drafted since the last round
-    stopped: jax.Array  # bool[B] whether the draft ended before its full length
+    threshold: Array  # f32[B]
+    share: Array  # f32[B] the mean of the accepted shares, newer rounds count more
+    levels: Array  # i32[B] levels of the draft; 0: nothing was drafted since the last round
+    stopped: Array  # bool[B] whether the draft ended before its full length
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="matchness's "):
     """The keys of ``matchness``."""
-
-    OWNER = "matchness's "
 
     start: float = share(
         0.8, "the first threshold; the authors take 0.8 for greedy decoding and 0.5 for sampling"
@@ -83,7 +80,7 @@ def _init(start: float, context: Context) -> State:
     )
 
 
-def _ask(state: State, ahead: Ahead) -> tuple[jax.Array, State]:
+def _ask(state: State, ahead: Ahead) -> tuple[Array, State]:
     # The pending token has probability 1, so every draft has a first token.
     sure = jnp.exp(ahead.token_log_prob) >= state.threshold[:, None]
     goes_on = (sure & ahead.valid).any(-1)

@@ -12,7 +12,6 @@ nothing is drafted.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -24,7 +23,7 @@ from specjax.control._controller import Controller, length_of
 from specjax.declare import key
 from specjax.errors import UserError
 from specjax.files import buckets
-from specjax.types import Context, Draft, Verdict
+from specjax.types import Array, Context, Draft, Verdict
 
 REFERENCE = "leviathan2023fast"
 
@@ -34,13 +33,11 @@ LIMITS = True
 class State(struct.PyTreeNode):
     """The length of the next round."""
 
-    length: jax.Array  # i32[B]
+    length: Array  # i32[B]
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="pending's "):
     """The keys of ``pending``."""
-
-    OWNER = "pending's "
 
     file: str = key(help="a JSON file with the list of the lengths by token id")
 
@@ -83,5 +80,5 @@ def _update(table: np.ndarray, state: State, draft: Draft, verdict: Verdict) -> 
     return State(_lengths(table, jnp.take_along_axis(verdict.tokens, last, 1)[:, 0]))
 
 
-def _lengths(table: np.ndarray, tokens: jax.Array) -> jax.Array:
+def _lengths(table: np.ndarray, tokens: Array) -> Array:
     return jnp.take(jnp.asarray(table), tokens, mode="fill", fill_value=0)

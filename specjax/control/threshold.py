@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
 from specjax.control._controller import Ahead, Controller
 from specjax.declare import key
+from specjax.types import Array
 
 REFERENCE = ("mamou2024dynamic", "zhang2025draft", "agrawal2024adaedl")
 
 
-class Keys(declare.Keys):
+class Keys(declare.Keys, owner="the threshold's "):
     """The keys of ``threshold``."""
-
-    OWNER = "the threshold's "
 
     least: float = key(
         help="the highest probability after which the draft goes on", least=0, most=1
@@ -44,9 +42,8 @@ def make(keys: Keys) -> Controller:
     return Controller(f"threshold:{keys.least:g}", Bound(_ask, keys.least))
 
 
-def _ask(least: float, state: Any, ahead: Ahead) -> tuple[jax.Array, Any]:
+def _ask(least: float, state: Any, ahead: Ahead) -> tuple[Array, Any]:
     logits = ahead.logits.astype(jnp.promote_types(ahead.logits.dtype, jnp.float32))
     # The highest probability is 1 / sum(exp(logits - highest logit)).
     total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
-    sure = (least * total <= 1) & ahead.valid
-    return sure.any(-1), state
+    return ((least * total <= 1) & ahead.valid).any(-1), state

@@ -141,11 +141,16 @@ def slot(first: Array, second: Array, slots: int) -> Array:
 
     ``slots`` must be a power of two.
     """
+    return (hashed(first, second) & np.uint32(slots - 1)).astype(np.int32)
+
+
+def hashed(first: Array, second: Array) -> Array:
+    """uint32 for a place in a hash table, mixed by multiplying and shifting."""
     a = first.astype(np.uint32) * np.uint32(0x9E3779B1)
     mixed = a ^ second.astype(np.uint32) * np.uint32(0x85EBCA77)
     mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
     mixed = (mixed ^ (mixed >> np.uint32(12))) * np.uint32(0x297A2D39)
-    return ((mixed ^ (mixed >> np.uint32(15))) & np.uint32(slots - 1)).astype(np.int32)
+    return mixed ^ (mixed >> np.uint32(15))
 
 
 def save(

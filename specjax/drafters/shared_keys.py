@@ -7,6 +7,7 @@ import os
 from typing import Any, Self
 
 from specjax import declare
+from specjax.checks import ngrams
 from specjax.control import Controller
 from specjax.data.datastore import Store
 from specjax.declare import key
@@ -151,6 +152,10 @@ class LimitedKeys(declare.Keys):
         "limits the drafts by what earlier rounds accepted: one of ``control.limiting``, as in "
         '"heuristic:5"; "": no limit',
     )
+
+    def check(self) -> None:
+        longest, shortest = (getattr(self, name, 1) for name in ("max_ngram", "min_ngram"))
+        ngrams(longest, shortest)
 
     def settings(self) -> Self:
         """The keys as static settings of a program: without the controller and the data."""

@@ -20,7 +20,7 @@ from specjax.checks import counts
 from specjax.errors import UserError
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
-from specjax.types import LM, Context, Params
+from specjax.types import LM, Array, Context, Params
 
 
 class Kept(struct.PyTreeNode):
@@ -28,8 +28,8 @@ class Kept(struct.PyTreeNode):
 
     cache: KVCache  # of the full layers; ``length`` tokens of the text were added
     # i32[B]: a token after the last complete chunk of the choice is in slot position - shift.
-    shift: jax.Array
-    age: jax.Array  # i32[B] rounds since the choice
+    shift: Array
+    age: Array  # i32[B] rounds since the choice
 
 
 class Settings(NamedTuple):
@@ -83,26 +83,24 @@ def _read(settings: Settings, params: Params, context: Context, kept: Kept) -> t
     full = cache.length - kept.shift > settings.slots
     kept = _renewed(settings, params, context, kept, full | (kept.age >= settings.refresh))
 
-    def slot(position: jax.Array, end: jax.Array) -> jax.Array:
+    def slot(position: Array, end: Array) -> Array:
         return position - kept.shift[:, None]
 
     own = view.caught_up(kept.cache, cache, settings.most, slot)
     return view.beside(cache, own, cache.length - kept.shift), kept.replace(cache=own)
 
 
-def _commit(kept: Kept, grown: jax.Array) -> Kept:
+def _commit(kept: Kept, grown: Array) -> Kept:
     """``View.commit``."""
     return kept.replace(age=kept.age + grown)
 
 
-def _renewed(
-    settings: Settings, params: Params, context: Context, kept: Kept, rows: jax.Array
-) -> Kept:
+def _renewed(settings: Settings, params: Params, context: Context, kept: Kept, rows: Array) -> Kept:
     """``kept`` with new chunks in ``rows`` bool[B]; without such rows nothing is computed."""
     cache, needed = context.cache, rows.any()
     shape = cache.length.shape[0], cache.k[0].shape[1], settings.slots
 
-    def none() -> tuple[jax.Array, ...]:
+    def none() -> tuple[Array, ...]:
         return (jnp.zeros(shape, jnp.int32),) * len(view.full_layers(cache))
 
     # The conditional gives positions only: its results are copied. The buffers are written by a
@@ -120,13 +118,13 @@ def _renewed(
     return Kept(own, shift, jnp.where(rows, 0, kept.age))
 
 
-def _shift(settings: Settings, length: jax.Array) -> jax.Array:
+def _shift(settings: Settings, length: Array) -> Array:
     """i32[B]: ``Kept.shift`` of a choice after ``length`` i32[B] tokens."""
     complete = length // settings.chunk
     return (complete - jnp.minimum(complete, settings.chunks)) * settings.chunk
 
 
-def _choose(settings: Settings, params: Params, context: Context) -> list[jax.Array]:
+def _choose(settings: Settings, params: Params, context: Context) -> list[Array]:
     """i32[B,H,slots] for each full layer: the tokens of the slots. It reads the whole cache."""
     cache, chunk = context.cache, settings.chunk
     queries = settings.model.inside.queries
@@ -137,18 +135,17 @@ def _choose(settings: Settings, params: Params, context: Context) -> list[jax.Ar
     slot = jnp.arange(settings.slots, dtype=jnp.int32)
     rest = slot + _shift(settings, cache.length)[:, None, None]
 
-    def positions(layer: int) -> jax.Array:
+    def positions(layer: int) -> Array:
         scores = chunk_scores(asked[layer].q[:, 0], cache.k[layer], chunk)
         best = best_chunks(scores, complete, settings.chunks)
         tokens = (best[..., None] * chunk + jnp.arange(chunk)).reshape(*best.shape[:2], -1)
-        more = settings.slots - tokens.shape[2]
-        tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, more)))
+        tokens = jnp.pad(tokens, ((0, 0), (0, 0), (0, settings.slots - tokens.shape[2])))
         return jnp.where(slot < used, tokens, rest).astype(jnp.int32)
 
     return [positions(layer) for layer in view.full_layers(cache)]
 
 
-def chunk_scores(query: jax.Array, keys: jax.Array, chunk: int) -> jax.Array:
+def chunk_scores(query: Array, keys: Array, chunk: int) -> Array:
     """f32[B,H,S // chunk]: queries [B,Q,D], averaged in groups, times the mean keys of chunks."""
     batch, heads, slots, width = keys.shape
     number = slots // chunk
@@ -158,7 +155,7 @@ def chunk_scores(query: jax.Array, keys: jax.Array, chunk: int) -> jax.Array:
     return jnp.einsum("bhd,bhcd->bhc", group, means)
 
 
-def best_chunks(scores: jax.Array, complete: jax.Array, count: int) -> jax.Array:
+def best_chunks(scores: Array, complete: Array, count: int) -> Array:
     """i32[B,H,count or fewer]: the first chunk, and the best of the other ``complete`` i32[B]."""
     number = jnp.arange(scores.shape[2])
     scores = jnp.where(number < complete[:, None, None], scores, -jnp.inf)

@@ -8,7 +8,7 @@ drafting with both.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from specjax.errors import UserError
 from specjax.models.layers import capped
 from specjax.sparse_views import view
 from specjax.sparse_views.view import View
-from specjax.types import LM, Context, Params
+from specjax.types import LM, Array, Context, Params
 
 
 class Ring(NamedTuple):
@@ -38,14 +38,13 @@ class Ring(NamedTuple):
     def slots(self) -> int:
         return self.fixed + self.window
 
-    def slot(self, position: jax.Array, end: jax.Array) -> jax.Array:
+    def slot(self, position: Array, end: Array) -> Array:
         """The slot of a token; ``slots`` for one that a token before ``end`` replaces."""
         place = self.fixed + (position - self.fixed) % self.window
-        replaced = position < end - self.window
-        place = jnp.where(replaced, self.slots, place)
+        place = jnp.where(position < end - self.window, self.slots, place)
         return jnp.where(position < self.fixed, position, place)
 
-    def positions(self, length: jax.Array) -> jax.Array:
+    def positions(self, length: Array) -> Array:
         """i32[B,slots]: the token in each slot after texts of ``length`` i32[B] tokens."""
         ring = newest(length - self.fixed, self.window) + self.fixed
         first = jnp.broadcast_to(jnp.arange(self.fixed), (len(length), self.fixed))
@@ -53,10 +52,9 @@ class Ring(NamedTuple):
 
 
 def _check_room(named: str, budget: int, taken: int, what: str) -> None:
-    if budget <= taken:
-        raise UserError(
-            f"{named}: there is no room for {what}; give a budget of at least {taken + 1}"
-        )
+    least = taken + 1
+    if budget < least:
+        raise UserError(f"{named}: there is no room for {what}; give a budget of at least {least}")
 
 
 def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
@@ -70,8 +68,7 @@ def streaming(model: LM, *, budget: int, sinks: int, most: int) -> View:
     _check_room(named, budget, sinks, "the most recent tokens")
     ring = Ring(sinks, budget - sinks)
 
-    read = Bound(_read, ring, most)
-    return View("streaming", ring.slots, Bound(_gathered, ring), read, _unchanged)
+    return View("streaming", ring.slots, Bound(_gathered, ring), Bound(_read, ring, most))
 
 
 def _gathered(ring: Ring, params: Params, context: Context) -> KVCache:
@@ -99,8 +96,7 @@ def snapkv(model: LM, *, budget: int, window: int, queries: int, pool: int, most
         raise UserError(f"pool is {pool}; it must be odd, so that it is centred")
     ring = Ring(budget - window, window)
     init = Bound(_select, model, ring, queries, pool)
-    read = Bound(_read, ring, most)
-    return View("snapkv", ring.slots, init, read, _unchanged, history=True)
+    return View("snapkv", ring.slots, init, Bound(_read, ring, most), history=True)
 
 
 def _read(
@@ -109,11 +105,6 @@ def _read(
     """``View.read``."""
     kept = view.caught_up(kept, context.cache, most, ring.slot)
     return view.beside(context.cache, kept, jnp.minimum(kept.length, ring.slots)), kept
-
-
-def _unchanged(kept: Any, grown: jax.Array) -> Any:
-    """``View.commit`` of a view that counts no rounds."""
-    return kept
 
 
 def _select(
@@ -131,7 +122,7 @@ def _select(
     asked = model.inside.queries(params, tokens, cache.replace(length=first))  # type: ignore[misc]
     before, full = cache.length - ring.window, cache.length >= ring.slots
 
-    def positions(layer: int) -> jax.Array:
+    def positions(layer: int) -> Array:
         mass = attention_mass(asked[layer], cache.k[layer], first, cache.length)
         chosen = most_attended(mass, before, pool, ring.fixed)
         fixed = jnp.where(full[:, None, None], chosen, plain[..., : ring.fixed])
@@ -141,9 +132,7 @@ def _select(
     return view.gathered(cache, [positions(layer) for layer in layers])
 
 
-def attention_mass(
-    asked: Queries, keys: jax.Array, first: jax.Array, length: jax.Array
-) -> jax.Array:
+def attention_mass(asked: Queries, keys: Array, first: Array, length: Array) -> Array:
     """f32[B,H,S]: the attention that T tokens pay to each cached one.
 
     The T tokens are those at the positions from ``first`` i32[B] to ``length`` - 1; their own keys
@@ -161,7 +150,7 @@ def attention_mass(
     return weights.sum(3).mean(2)
 
 
-def most_attended(mass: jax.Array, before: jax.Array, pool: int, count: int) -> jax.Array:
+def most_attended(mass: Array, before: Array, pool: int, count: int) -> Array:
     """i32[B,H,count]: the tokens before ``before`` i32[B] with the largest mean of neighbours.
 
     ``mass`` f32[B,H,S]. Tokens from ``before`` on have mass 0, as has what is beyond the ends.
@@ -213,14 +202,13 @@ def streaming_model(model: LM, *, budget: int, sinks: int) -> LM:
 
 
 def _commit(
-    ring: Ring, cache: KVCache, block: KVBlock, count: jax.Array, path: jax.Array | None = None
+    ring: Ring, cache: KVCache, block: KVBlock, count: Array, path: Array | None = None
 ) -> KVCache:
     """``LM.commit``."""
     kept, inside = tree.accepted(block, count, path)
     start = kv.write_after(cache.length, kept.output)[:, None]
-    slots = cache.k[0].shape[2]
     slot = ring.slot(start + jnp.arange(inside.shape[1]), start + count[:, None])
-    slot = jnp.where(inside, slot, slots)
+    slot = jnp.where(inside, slot, cache.k[0].shape[2])
 
     def put(buffers: tuple, new: tuple) -> tuple:
         pairs = zip(buffers, new, strict=True)

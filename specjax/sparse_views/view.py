@@ -10,7 +10,12 @@ import jax.numpy as jnp
 
 from specjax.cache import KVCache, MixedCache, write_at
 from specjax.errors import UserError
-from specjax.types import LM
+from specjax.types import LM, Array
+
+
+def unchanged(kept: Any, grown: Array) -> Any:
+    """``View.commit`` of a view that counts no rounds."""
+    return kept
 
 
 class View(NamedTuple):
@@ -26,7 +31,7 @@ class View(NamedTuple):
     slots: int  # the most tokens that each layer without a sliding window can hold
     init: Callable[..., Any]
     read: Callable[..., tuple[KVCache, Any]]
-    commit: Callable[..., Any]
+    commit: Callable[..., Any] = unchanged
     history: bool = False  # whether it depends on earlier rounds too, not on the text alone
 
 
@@ -65,32 +70,27 @@ def full_layers(cache: KVCache) -> tuple[int, ...]:
     return tuple(layer for layer, window in enumerate(windows) if window is None)
 
 
-def take(buffer: jax.Array, positions: jax.Array) -> jax.Array:
+def take(buffer: Array, positions: Array) -> Array:
     """[B,H,M,D]: the entries of ``buffer`` [B,H,S,D] at ``positions`` i32[B,1 or H,M].
 
     A position outside of the buffer gives its first or last entry.
     """
-    inside = jnp.clip(positions, 0, buffer.shape[2] - 1)
-    return jnp.take_along_axis(buffer, inside[..., None], 2)
+    return jnp.take_along_axis(buffer, jnp.clip(positions, 0, buffer.shape[2] - 1)[..., None], 2)
 
 
-def gathered(cache: KVCache, positions: Sequence[jax.Array]) -> KVCache:
+def gathered(cache: KVCache, positions: Sequence[Array]) -> KVCache:
     """Buffers with the entries at ``positions`` i32[B,1 or H,M], one array per full layer.
 
     They have at most the slots of the cache: a view has no more slots in use than the text has
     tokens.
     """
-    most = cache.k[full_layers(cache)[0]].shape[2]
-    positions = [at[..., :most] for at in positions]
-    pairs = list(zip(full_layers(cache), positions, strict=True))
-    return KVCache(
-        k=tuple(take(cache.k[layer], at) for layer, at in pairs),
-        v=tuple(take(cache.v[layer], at) for layer, at in pairs),
-        length=cache.length,
-    )
+    layers = full_layers(cache)
+    positions = [at[..., : cache.k[layers[0]].shape[2]] for at in positions]
+    k, v = (tuple(map(take, [x[i] for i in layers], positions)) for x in (cache.k, cache.v))
+    return KVCache(k, v, cache.length)
 
 
-def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
+def beside(cache: KVCache, kept: KVCache, held: Array) -> KVCache:
     """The cache, with the first ``held`` i32[B] slots of ``kept`` in the place of full layers."""
     k, v = list(cache.k), list(cache.v)
     for own, layer in enumerate(full_layers(cache)):
@@ -98,27 +98,23 @@ def beside(cache: KVCache, kept: KVCache, held: jax.Array) -> KVCache:
     return cache.replace(k=tuple(k), v=tuple(v), held=held)
 
 
-def caught_up(
-    kept: KVCache, cache: KVCache, most: int, slot: Callable[[jax.Array, jax.Array], jax.Array]
-) -> KVCache:
+def caught_up(kept: KVCache, cache: KVCache, most: int, slot: Callable[..., Array]) -> KVCache:
     """``kept`` with the tokens of the cache from ``kept.length`` on, ``most`` at a time.
 
     ``slot(position i32[B,M], end i32[B,1])`` gives the slots of tokens when those before ``end``
     are being added; a slot outside of the buffers is not written.
     """
-    layers = full_layers(cache)
 
-    def lacking(kept: KVCache) -> jax.Array:
+    def lacking(kept: KVCache) -> Array:
         return (kept.length < cache.length).any()
 
     def more(kept: KVCache) -> KVCache:
         end = jnp.minimum(kept.length + most, cache.length)
         position = kept.length[:, None] + jnp.arange(most, dtype=jnp.int32)
-        nowhere = kept.k[0].shape[2]
-        to = jnp.where(position < end[:, None], slot(position, end[:, None]), nowhere)
+        to = jnp.where(position < end[:, None], slot(position, end[:, None]), kept.k[0].shape[2])
 
-        def added(buffers: Sequence[jax.Array], whole: Sequence[jax.Array]) -> tuple:
-            new = [take(whole[layer], position[:, None]) for layer in layers]
+        def added(buffers: Sequence[Array], whole: Sequence[Array]) -> tuple:
+            new = [take(whole[layer], position[:, None]) for layer in full_layers(cache)]
             return tuple(write_at(*each, to) for each in zip(buffers, new, strict=True))
 
         return kept.replace(k=added(kept.k, cache.k), v=added(kept.v, cache.v), length=end)

@@ -20,6 +20,8 @@ and the chosen nodes are functions of the context alone.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ import numpy as np
 from specjax import sampling, tree
 from specjax.checks import whole
 from specjax.errors import UserError
+from specjax.types import Array
 
 REFERENCE = ("li2024eagle2", "cheng2024recurrent", "ringel2026accelerating", "hu2026jetspec")
 
@@ -63,15 +66,13 @@ def best_parents_levels(nodes: int, depth: int, top_k: int) -> tuple[tuple[int, 
 
 def candidates(frontier: int, top_k: int, most: int | None = None) -> np.ndarray:
     """i64[C,2]: the (frontier index, child rank) of the children that ``expand`` returns."""
-    pairs = [(i, j) for i in range(frontier) for j in range(top_k)]
-    if most is not None:
-        pairs = [(i, j) for i, j in pairs if (i + 1) * (j + 1) <= most]
-    return np.array(pairs)
+    pairs = itertools.product(range(frontier), range(top_k))
+    return np.array([(i, j) for i, j in pairs if most is None or (i + 1) * (j + 1) <= most])
 
 
 def expand(
-    scores: jax.Array, log_probs: jax.Array, top_k: int, most: int | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    scores: Array, log_probs: Array, top_k: int, most: int | None = None
+) -> tuple[Array, Array, Array]:
     """The ``top_k`` most probable children of each of K frontier nodes.
 
     ``scores`` f32[B,K] are the frontier's cumulative log-probabilities, ``log_probs`` f32[B,K,V]
@@ -107,25 +108,19 @@ def _check_size(name: str, value: int, most: int, there: str) -> None:
         raise UserError(f"{name} is {value} and {there}; give at most {most}")
 
 
-def _ordered(total: jax.Array) -> jax.Array:
-    """The scores, changed for ``jax.lax.top_k``: NaN becomes -inf, and -0.0 becomes 0.0.
-
-    Unchanged, it would put NaN first, and 0.0 before -0.0: a child before its parent.
-    """
-    return jnp.where(jnp.isnan(total), -jnp.inf, jnp.where(total == 0, 0, total))
-
-
-def frontier(total: jax.Array, k: int) -> jax.Array:
+def frontier(total: Array, k: int) -> Array:
     """i32[B,k]: indices of the best k of ``total`` f32[B,C], best first, ties to the lower index.
 
     NaN counts as -inf. Raises UserError for k above C.
     """
     size = total.shape[-1]
     _check_size("k", k, size, f"there are {size} candidates")
-    return jax.lax.top_k(_ordered(total), k)[1].astype(jnp.int32)
+    # ``top_k`` puts NaN first, and 0.0 before -0.0: a child before its parent.
+    total = jnp.where(jnp.isnan(total), -jnp.inf, jnp.where(total == 0, 0, total))
+    return jax.lax.top_k(total, k)[1].astype(jnp.int32)
 
 
-def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array, jax.Array]:
+def rerank(total: Array, parents: Array, nodes: int) -> tuple[Array, Array]:
     """The best ``nodes`` of a pool of P, as a tree in topological order.
 
     ``total`` f32[B,P] are cumulative scores (for the best parents those of the parents) and
@@ -151,9 +146,7 @@ def rerank(total: jax.Array, parents: jax.Array, nodes: int) -> tuple[jax.Array,
     return chosen, jnp.where(parent < 0, -1, place).astype(jnp.int32)
 
 
-def by_chance(
-    log_chance: jax.Array, parents: jax.Array | None, valid: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def by_chance(log_chance: Array, parents: Array | None, valid: Array) -> tuple[Array, Array]:
     """The nodes of a tree, ordered by the chance that their whole path is accepted.
 
     ``log_chance`` f[B,N] <= 0 is that of each node, given its parent. Ties go to the lower index,
@@ -175,9 +168,7 @@ def by_chance(
     return order.astype(jnp.int32), jnp.take_along_axis(chance, order, 1)
 
 
-def paths(
-    parents: jax.Array, valid: jax.Array, beams: int, nodes: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def paths(parents: Array, valid: Array, beams: int, nodes: int) -> tuple[Array, Array, Array]:
     """The paths that a beam search ends with, as a tree in topological order.
 
     The pool has the ``beams`` best candidates of each level, best first, at indices from

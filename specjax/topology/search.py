@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -167,9 +168,8 @@ def _reconstruct(forests: Forests, table: np.ndarray, nodes: int, depth: int) ->
     return Topology(tuple(parents))
 
 
-def _no_tree(nodes: int, depth: int, branching: int, hint: str) -> UserError:
-    wrong = f"no tree of {nodes} nodes has depth {depth} and branching {branching}"
-    return UserError(f"{wrong}; {hint}")
+def _no_tree(nodes: int, depth: int, width: int, hint: str) -> UserError:
+    return UserError(f"no tree of {nodes} nodes has depth {depth} and branching {width}; {hint}")
 
 
 def optimal(
@@ -269,17 +269,14 @@ def best_size(
             "there is no size to choose from; verify needs a key >= 2, and depths an entry"
         )
     forests = _forests(table, sizes[-1], min(levels[-1], sizes[-1]), branching)
-    best: tuple[float, int, int, float] | None = None
-    for depth in levels:
-        value = forests(0, min(depth, sizes[-1])).value
-        for nodes in sizes:
-            expected = 1 + float(value[nodes])
-            speedup = expected / (times[nodes + 1] + depth * draft)
-            if math.isfinite(expected) and (best is None or speedup > best[0]):
-                best = speedup, nodes, depth, expected
-    if best is None:
+    found = [
+        (expected / (times[nodes + 1] + depth * draft), nodes, depth, expected)
+        for depth, nodes in itertools.product(levels, sizes)
+        if math.isfinite(expected := 1 + float(forests(0, min(depth, sizes[-1])).value[nodes]))
+    ]
+    if not found:
         hint = "measure verify for smaller trees, or allow deeper ones"
         raise _no_tree(sizes[0], levels[-1], branching, hint)
-    speedup, nodes, depth, expected = best
+    speedup, nodes, depth, expected = max(found, key=lambda each: each[0])
     tree = _reconstruct(forests, table, nodes, min(depth, sizes[-1]))
     return Choice(tree, nodes, depth, expected, speedup)

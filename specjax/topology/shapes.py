@@ -48,10 +48,7 @@ class Topology(NamedTuple):
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """[N+1] children of the pending token (entry 0) and of node i (entry i + 1)."""
-        children: list[list[int]] = [[] for _ in range(self.nodes + 1)]
-        for node, parent in enumerate(self.parents):
-            children[parent + 1].append(node)
-        return tuple(map(tuple, children))
+        return _grouped((parent + 1 for parent in self.parents), self.nodes + 1)
 
     @property
     def branching(self) -> int:
@@ -61,19 +58,21 @@ class Topology(NamedTuple):
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """[depth] the nodes of depth 1, of depth 2, ..."""
-        levels: list[list[int]] = [[] for _ in range(self.depth)]
-        for node, depth in enumerate(self.depths):
-            levels[depth - 1].append(node)
-        return tuple(map(tuple, levels))
+        return _grouped((depth - 1 for depth in self.depths), self.depth)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """[N] index of each node among its siblings, from 0."""
-        ranks = [0] * self.nodes
-        for siblings in self.children:
-            for rank, node in enumerate(siblings):
-                ranks[node] = rank
-        return tuple(ranks)
+        ranks = {node: rank for nodes in self.children for rank, node in enumerate(nodes)}
+        return tuple(ranks[node] for node in range(self.nodes))
+
+
+def _grouped(places: Iterable[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """The nodes at each of ``count`` places; ``places`` has that of each node."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for node, place in enumerate(places):
+        groups[place].append(node)
+    return tuple(map(tuple, groups))
 
 
 def check(parents: Iterable[int], vocab_size: int | None = None) -> Topology:
@@ -131,11 +130,9 @@ def full(branching: Sequence[int]) -> Topology:
     return Topology(tuple(parents))
 
 
-def _check_size(nodes: int) -> None:
-    if nodes > LARGEST:
-        raise UserError(
-            f"the tree would have {nodes} nodes or more; at most {LARGEST} are possible"
-        )
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise UserError(f"the tree would have {size} nodes or more; at most {LARGEST} are possible")
 
 
 def from_ranks(choices: Sequence[Sequence[int]]) -> Topology:
@@ -241,7 +238,7 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
 
 
 if TYPE_CHECKING:
-    import jax
+    from specjax.types import Array
 
 
 def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
@@ -274,9 +271,7 @@ def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], lis
     return tokens, parents, [passing[at] for at in order[1:]]
 
 
-def merge_batched(
-    tokens: jax.Array, valid: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Array]:
     """The trie of K sequences per row, on the device.
 
     For deterministic candidates only: merging siblings that were *sampled* independently changes
@@ -307,7 +302,7 @@ def merge_batched(
     roots = jnp.full((batch, k, 1), -1, jnp.int32)
     parents = jnp.concatenate([roots, parents], axis=-1)[..., :length]
 
-    def breadth_first(x: jax.Array) -> jax.Array:
+    def breadth_first(x: Array) -> Array:
         return x.swapaxes(1, 2).reshape(batch, length * k)
 
     return breadth_first(tokens), breadth_first(parents), breadth_first(kept), breadth_first(counts)

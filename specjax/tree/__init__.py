@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax.errors import UserError
-from specjax.types import CHAIN, DETERMINISTIC, Draft, Drafter
+from specjax.types import CHAIN, DETERMINISTIC, Array, Draft, Drafter
 
 # None: ``widths`` chooses them, the same for every batch size. Otherwise the numbers of tokens that
 # a round may verify, the pending token included; ``widths`` says which of them are used.
@@ -27,8 +27,8 @@ Widths = tuple[int, ...] | None
 class Layout(struct.PyTreeNode):
     """What the newest T tokens of a block of P attend to inside the block, and their positions."""
 
-    visible: jax.Array  # bool[B,T,P] an own token's column is its place in the block
-    depth: jax.Array  # i32[B,P] position of a token, counted from the first uncommitted one
+    visible: Array  # bool[B,T,P] an own token's column is its place in the block
+    depth: Array  # i32[B,P] position of a token, counted from the first uncommitted one
     # Static: the newest tokens continue a chain. A token attends to all positions below its own.
     chain: bool = struct.field(pytree_node=False, default=False)
 
@@ -41,11 +41,11 @@ class Columns(struct.PyTreeNode):
     to itself. For training: what a draft computes at places of a text. There is no committed text.
     """
 
-    visible: jax.Array  # bool[B,P,T]
-    depth: jax.Array  # i32[B,P] positions of the newest tokens
+    visible: Array  # bool[B,P,T]
+    depth: Array  # i32[B,P] positions of the newest tokens
 
 
-def layout(parents: jax.Array, new: int | None = None) -> Layout:
+def layout(parents: Array, new: int | None = None) -> Layout:
     """The layout of a tree whose newest ``new`` tokens are fed (None: all of them).
 
     ``parents`` i32[B,P]: every token attends to its ancestors, to itself and to the committed text.
@@ -58,15 +58,11 @@ def layout(parents: jax.Array, new: int | None = None) -> Layout:
 def chain_layout(batch: int, new: int, fed: int = 0) -> Layout:
     """The layout of ``new`` tokens that continue a chain of ``fed`` tokens."""
     place = jnp.arange(fed + new)
-    visible = place <= place[fed:, None]
-    return Layout(
-        jnp.broadcast_to(visible, (batch, new, fed + new)),
-        jnp.broadcast_to(place, (batch, fed + new)),
-        chain=True,
-    )
+    visible = jnp.broadcast_to(place <= place[fed:, None], (batch, new, fed + new))
+    return Layout(visible, jnp.broadcast_to(place, (batch, fed + new)), chain=True)
 
 
-def segments(numbers: jax.Array) -> Layout:
+def segments(numbers: Array) -> Layout:
     """The layout of several documents in sequence: i32[B,T], the number of each token's document.
 
     A token attends to the tokens of its own document before it. Positions start at each document.
@@ -74,11 +70,10 @@ def segments(numbers: jax.Array) -> Layout:
     place = jnp.arange(numbers.shape[1])
     begins = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     start = jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
-    visible = (place <= place[:, None]) & (place >= start[..., None])
-    return Layout(visible, place - start)
+    return Layout((place <= place[:, None]) & (place >= start[..., None]), place - start)
 
 
-def columns(text: Layout, step: int, places: jax.Array | None = None) -> Columns:
+def columns(text: Layout, step: int, places: Array | None = None) -> Columns:
     """The layout of step ``step``, from 1, after the prefixes of a text with its own layout.
 
     ``places`` i32[B,P] are the last tokens of the prefixes; None: one for each token.
@@ -94,23 +89,23 @@ def join(*parts: Any) -> Any:
     return jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
 
 
-def put(block: Any, part: Any, at: jax.Array | int) -> Any:
+def put(block: Any, part: Any, at: Array | int) -> Any:
     """A preallocated block with ``part`` at the places from ``at`` on, the same in all rows."""
 
-    def one(whole: jax.Array, new: jax.Array) -> jax.Array:
+    def one(whole: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(whole, new.astype(whole.dtype), at, axis=1)
 
     return jax.tree.map(one, block, part)
 
 
-def take(block: Any, places: jax.Array, kept: jax.Array) -> Any:
+def take(block: Any, places: Array, kept: Array) -> Any:
     """The tokens at ``places`` i32[B,M] of a block; zeros where ``kept`` bool[B,M] is False."""
     inside = jnp.where(kept, places, 0)
     pick = jax.vmap(lambda row, index: jnp.take(row, index, axis=0, mode="clip"))
     return mask(jax.tree.map(lambda array: pick(array, inside), block), kept)
 
 
-def accepted(block: Any, count: jax.Array, path: jax.Array | None = None) -> tuple[Any, jax.Array]:
+def accepted(block: Any, count: Array, path: Array | None = None) -> tuple[Any, Array]:
     """The tokens at ``path[:count]`` of a block, [B,M,...], and which of the M exist: bool[B,M].
 
     ``count`` i32[B]; ``path`` i32[B,M] are places in the block, None = 0, 1, 2, ... Beyond
@@ -121,23 +116,19 @@ def accepted(block: Any, count: jax.Array, path: jax.Array | None = None) -> tup
     return mask(block, inside) if path is None else take(block, path, inside), inside
 
 
-def mask(block: Any, kept: jax.Array) -> Any:
+def mask(block: Any, kept: Array) -> Any:
     """The block with zeros where ``kept`` bool[B,P] is False."""
-
-    def one(array: jax.Array) -> jax.Array:
-        shape = (*kept.shape, *(1,) * (array.ndim - 2))
-        return jnp.where(kept.reshape(shape), array, jnp.zeros((), array.dtype))
-
-    return jax.tree.map(one, block)
+    return jax.tree.map(lambda x: jnp.where(aligned(kept, x), x, jnp.zeros((), x.dtype)), block)
 
 
-def where_rows(rows: jax.Array, new: Any, old: Any) -> Any:
+def where_rows(rows: Array, new: Any, old: Any) -> Any:
     """Arrays [B,...]: ``new`` in the rows bool[B], ``old`` in the others."""
+    return jax.tree.map(lambda a, b: jnp.where(aligned(rows, a), a, b), new, old)
 
-    def pick(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return jax.tree.map(pick, new, old)
+def aligned(values: Array, array: Array) -> Array:
+    """``values`` of the first axes of an array, with an axis of size 1 for each of its others."""
+    return values.reshape(*values.shape, *(1,) * (array.ndim - values.ndim))
 
 
 def shapes(function: Callable[..., Any], *args: Any) -> Any:
@@ -148,21 +139,20 @@ def shapes(function: Callable[..., Any], *args: Any) -> Any:
 
 def zeros(function: Callable[..., Any], *args: Any) -> Any:
     """Zeros in the shapes of what ``function(*args)`` returns, which is not computed."""
-    like = shapes(function, *args)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes(function, *args))
 
 
 def sized(block: Any, size: int) -> Any:
     """The first ``size`` tokens of a block, padded with zeros if it has fewer."""
 
-    def one(array: jax.Array) -> jax.Array:
+    def one(array: Array) -> Array:
         more = max(size - array.shape[1], 0)
         return jnp.pad(array[:, :size], [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)])
 
     return jax.tree.map(one, block)
 
 
-def ancestors(parents: jax.Array) -> jax.Array:
+def ancestors(parents: Array) -> Array:
     """bool[B,T,T]: whether node j is i or an ancestor of i (by repeated squaring: log2 T steps)."""
     size = parents.shape[-1]
     step = jax.nn.one_hot(parents, size, dtype=jnp.float32)  # -1 gives a zero row
@@ -172,35 +162,32 @@ def ancestors(parents: jax.Array) -> jax.Array:
     return reach > 0.5
 
 
-def depths(parents: jax.Array | None, batch: int, size: int) -> jax.Array:
+def depths(parents: Array | None, batch: int, size: int) -> Array:
     """i32[B,T] distance from the root of the block."""
     return (chain_layout(batch, size) if parents is None else layout(parents)).depth
 
 
-def exists(valid: jax.Array, parents: jax.Array | None) -> jax.Array:
+def exists(valid: Array, parents: Array | None) -> Array:
     """bool[B,N]: nodes that are valid and have only valid ancestors."""
     if parents is None:
         return jnp.cumprod(valid.astype(jnp.int32), axis=-1) > 0
     return ~(ancestors(parents) & ~valid[:, None]).any(-1)
 
 
-def path_to(node: jax.Array, parents: jax.Array, depth: int) -> jax.Array:
+def path_to(node: Array, parents: Array, depth: int) -> Array:
     """i32[B,depth], -1 padded: the nodes from a child of the root down to ``node`` i32[B].
 
     ``node`` -1 is the root itself: its path is empty.
     """
-    size = parents.shape[1]
     inside = ancestors(parents)
     level = inside.sum(-1) - 1  # 0 for a child of the root
     on_path = jnp.take_along_axis(inside, jnp.maximum(node, 0)[:, None, None], 1)[:, 0]
     on_path &= (node >= 0)[:, None]
     here = on_path[:, None] & (level[:, None] == jnp.arange(depth)[:, None])  # bool[B,depth,N]
-    return jnp.where(here, jnp.arange(size), -1).max(-1).astype(jnp.int32)
+    return jnp.where(here, jnp.arange(parents.shape[1]), -1).max(-1).astype(jnp.int32)
 
 
-def nodes_at(
-    prefix: jax.Array, count: jax.Array, tokens: jax.Array, exist: jax.Array, parents: jax.Array
-) -> jax.Array:
+def nodes_at(prefix: Array, count: Array, tokens: Array, exist: Array, parents: Array) -> Array:
     """bool[B,N+1]: the nodes whose path has the tokens ``prefix[:, :count]``; column 0 is the root.
 
     ``prefix`` i32[B,M], ``count`` i32[B]; ``tokens`` i32[B,N], ``exist`` bool[B,N] and ``parents``
@@ -234,7 +221,7 @@ def block_layout(draft: Draft) -> Layout | None:
     return layout(jnp.pad(draft.parents + 1, ((0, 0), (1, 0)), constant_values=-1))
 
 
-def fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
+def fed_nodes(draft: Draft, done: Array) -> Array:
     """i32[B]: how many of the first nodes the target must be fed."""
     fed = jnp.where(draft.valid, jnp.arange(1, draft.valid.shape[1] + 1), 0).max(-1, initial=0)
     if draft.fed is not None:
@@ -242,7 +229,7 @@ def fed_nodes(draft: Draft, done: jax.Array) -> jax.Array:
     return jnp.where(done, 0, fed)
 
 
-def block_visible(draft: Draft) -> jax.Array:
+def block_visible(draft: Draft) -> Array:
     """bool[B,N+1,N+1]: what each token of that block attends to inside it, for chains too."""
     batch, nodes = draft.tokens.shape
     return (block_layout(draft) or chain_layout(batch, nodes + 1)).visible
@@ -277,8 +264,7 @@ def _check_arrays(drafter: Drafter, draft: Draft, batch: int, vocab: int) -> Non
     """Raises UserError for a field that is no array, or of another shape or kind of dtype."""
     returned, nodes = f"propose of {drafter.name} returned", (batch, drafter.nodes)
     shapes = {"probs": (*nodes, vocab), "finite": (batch,), "fed": (batch,)}
-    needed = ("tokens", "valid")
-    for name in [n for n in _KINDS if n in needed or getattr(draft, n) is not None]:
+    for name in [n for n in _KINDS if n in ("tokens", "valid") or getattr(draft, n) is not None]:
         array, shape, (kind, right) = getattr(draft, name), shapes.get(name, nodes), _KINDS[name]
         if not hasattr(array, "dtype"):
             raise UserError(
@@ -341,12 +327,11 @@ def widths(drafter: Drafter, chosen: Widths = None) -> tuple[int, ...]:
                 f"the widths to verify are {list(chosen)}; they must be whole numbers >= 1"
             )
         return tuple(sorted({most, *(width for width in chosen if width < most)}))
-    if drafter.rare.lengths and drafter.siblings == CHAIN and drafter.longest == drafter.nodes:
-        return tuple(sorted({1, *(min(1 + length, most) for length in drafter.rare.lengths)}))
-    if drafter.rare.sizes:
-        return tuple(sorted({1, *(min(1 + size, most) for size in drafter.rare.sizes)}))
-    between = lengths_between(drafter.nodes)
-    if drafter.rare.merges > 1:
+    is_chain = drafter.siblings == CHAIN and drafter.longest == drafter.nodes
+    sizes = (drafter.rare.lengths if is_chain else ()) or drafter.rare.sizes
+    if not sizes and drafter.rare.merges > 1:
         agreed = drafter.nodes / drafter.rare.merges
-        between = round(agreed), round((agreed + drafter.nodes) / 2)
-    return tuple(sorted({1, most, *(1 + nodes for nodes in between)}))
+        sizes = round(agreed), round((agreed + drafter.nodes) / 2), drafter.nodes
+    elif not sizes:
+        sizes = *lengths_between(drafter.nodes), drafter.nodes
+    return tuple(sorted({1, *(min(1 + size, most) for size in sizes)}))

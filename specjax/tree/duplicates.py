@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
 from specjax import tree
-from specjax.types import Draft
+from specjax.types import Array, Draft
 
 
 class Unique(struct.PyTreeNode):
     """A draft without duplicates."""
 
     draft: Draft  # the first node of each path, then nodes that are not valid; without ``probs``
-    place: jax.Array  # i32[B,N]: for each node of the whole draft, the node here with its path
+    place: Array  # i32[B,N]: for each node of the whole draft, the node here with its path
 
     def first(self, count: int) -> Unique:
         """Without the nodes from number ``count`` on; they must not be valid."""
@@ -46,7 +45,7 @@ def unique(draft: Draft) -> Unique:
     place = jnp.take_along_axis(jnp.argsort(order, axis=1), first, 1).astype(jnp.int32)
     parents = _of_parents(place, draft.parents)
 
-    def ordered(array: jax.Array) -> jax.Array:
+    def ordered(array: Array) -> Array:
         return jnp.take_along_axis(array, order, 1)
 
     kept, parents = ordered(kept), ordered(parents)
@@ -60,7 +59,7 @@ def unique(draft: Draft) -> Unique:
     return Unique(few, place)
 
 
-def first_with_path(draft: Draft, parents: jax.Array, existing: jax.Array) -> jax.Array:
+def first_with_path(draft: Draft, parents: Array, existing: Array) -> Array:
     """i32[B,N]: the first node with the path of each node; the node itself if it does not exist."""
     itself = jnp.broadcast_to(jnp.arange(parents.shape[1]), parents.shape)
     alike = draft.tokens[:, :, None] == draft.tokens[:, None]
@@ -74,7 +73,7 @@ def first_with_path(draft: Draft, parents: jax.Array, existing: jax.Array) -> ja
     return first
 
 
-def _of_parents(numbers: jax.Array, parents: jax.Array) -> jax.Array:
+def _of_parents(numbers: Array, parents: Array) -> Array:
     """i32[B,N]: the number of each node's parent; -1 for the pending token."""
     above = jnp.take_along_axis(numbers, jnp.maximum(parents, 0), 1)
     return jnp.where(parents < 0, -1, above)

@@ -54,14 +54,12 @@ class Given(NamedTuple):
         is taken, with a warning.
         """
         changed = {}
-        if self.params is None:
-            for key in declare.keys_of(type(keys)):
-                if key.facts.new is not None and getattr(keys, key.name) == key.default:
-                    changed[key.name] = key.facts.new
-            return dataclasses.replace(keys, **changed) if changed else keys
         for key in declare.keys_of(type(keys)):
-            shown = None if found else key.stored(self.params, self.config)
-            asked, own = getattr(keys, key.name), found.get(key.name, shown)
+            asked = getattr(keys, key.name)
+            if self.params is None:
+                own = key.facts.new if asked == key.default else None
+            else:
+                own = found.get(key.name) if found else key.stored(self.params, self.config)
             own = tuple(own) if isinstance(own, list) else own
             if own is None:
                 continue
@@ -72,7 +70,7 @@ class Given(NamedTuple):
             if not key.facts.override:
                 raise UserError(f"{differs}; leave it out")
             warnings.warn(f"{differs} by its files; {asked!r} is taken", stacklevel=2)
-        return dataclasses.replace(keys, **changed)
+        return dataclasses.replace(keys, **changed) if changed else keys
 
     def init_params(self, name: str) -> Callable[[Any], Params]:
         """``Drafter.init_params`` of the drafter ``name``, which gives the stored parameters."""
@@ -134,11 +132,7 @@ def _from_params(name: str, target: LM, keys: StoredKeys, features: bool) -> Par
 
 
 def _from_files(
-    name: str,
-    target: LM,
-    model: Any,
-    keys: StoredKeys,
-    features: bool,
+    name: str, target: LM, model: Any, keys: StoredKeys, features: bool
 ) -> tuple[Params, dict[str, Any]]:
     if keys.params is not None:
         raise UserError(f"{name} was given params and a directory {model}; give one of them")

@@ -109,22 +109,18 @@ def _with_bias(name: str, place: str, leaf: str, dims: str, bias: str | None, pa
 @functools.cache
 def _pattern(form: str) -> tuple[re.Pattern, list[tuple[int, str, int]]]:
     """A form with numbers as a regular expression; (factor, index, offset) of each number."""
-    numbers, pattern, end = [], "", 0
-    for match in _NUMBER.finditer(form):
-        factor, index, offset = match.groups()
-        numbers.append((int(factor or 1), index, int(offset or 0)))
-        pattern += re.escape(form[end : match.start()]) + r"(\d+)"
-        end = match.end()
-    return re.compile(pattern + re.escape(form[end:])), numbers
+    # The texts between the numbers, with the three groups of a number after each.
+    texts = _NUMBER.split(form)[::4]
+    numbers = [(int(a or 1), index, int(b or 0)) for a, index, b in _NUMBER.findall(form)]
+    return re.compile(r"(\d+)".join(map(re.escape, texts))), numbers
 
 
 def _indices(form: str, text: str) -> dict[str, int] | None:
     """The indices with which ``form`` is ``text``; None: there are none."""
     pattern, numbers = _pattern(form)
-    match = pattern.fullmatch(text)
-    found: dict[str, int] = {}
-    if match is None:
+    if (match := pattern.fullmatch(text)) is None:
         return None
+    found: dict[str, int] = {}
     for (factor, index, offset), digits in zip(numbers, match.groups(), strict=True):
         value, rest = divmod(int(digits) - offset, factor)
         if index.islower():
@@ -170,12 +166,9 @@ def _layout(rules: Rules, texts: Collection[str], side: str) -> Layout:
         for at, rule in itertools.product(every, there):
             numbers = counts | dict(zip(own, at, strict=True))
             path, _, stacked = _fill(rule.place, numbers).rstrip("]").partition("[")
-            layout[_fill(rule.name, numbers)] = Place(
-                tuple(path.split(".")),
-                tuple(map(int, filter(None, stacked.split(",")))),
-                _fill(rule.dims, numbers),
-                rule.transposed,
-            )
+            index, dims = map(int, filter(None, stacked.split(","))), _fill(rule.dims, numbers)
+            place = Place(tuple(path.split(".")), tuple(index), dims, rule.transposed)
+            layout[_fill(rule.name, numbers)] = place
     return layout
 
 
@@ -300,11 +293,8 @@ class Codec:
 
     def facts(self, found: Found, leaves: Leaves, sizes: Sizes) -> Config:
         """What follows from the tensors, under the keys of released configs."""
-        return {
-            "model_type": self.types[0],
-            "hidden_size": sizes["D"],
-            "vocab_size": sizes.get("V"),
-        }
+        kind = self.types[0]
+        return {"model_type": kind, "hidden_size": sizes["D"], "vocab_size": sizes.get("V")}
 
     def check_layout(self, layout: str) -> str:
         """The layout, or the first. Raises UserError."""

@@ -153,11 +153,10 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
 
     ``where`` is named in messages. Raises UserError for layers that cannot be computed.
     """
-    own = ("model_type", "bias", "qk_norm")
+    own = ("model_type", "bias", "qk_norm", "rope_parameters")
     raw = {key: value for key, value in config.items() if key not in own}
     raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
     raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
-    raw.pop("rope_parameters", None)
     shape = translated(where, raw, config_from_hf)
     if shape.activation != "silu":
         given = config["hidden_act"]

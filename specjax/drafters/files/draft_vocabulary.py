@@ -27,9 +27,7 @@ def ids_of(
     if t2d is not None:
         marked, vocab = _marked(where, t2d, width, vocab), len(t2d)
     if d2t is not None:
-        ids = _tokens(where, d2t, marked, width)
-        if vocab != width and not np.any(d2t):
-            _check_zeros(where, marked, width)
+        ids = _tokens(where, d2t, marked, width, vocab)
     elif marked is not None:
         ids = marked
     else:
@@ -42,9 +40,7 @@ def ids_of(
     check_tokens(where, ids, vocab)
     if marked is not None and not np.array_equal(marked, ids):
         raise UserError(f"{where}: d2t and t2d name different tokens; {_MADE_FOR}")
-    if vocab == width:
-        return None
-    return ids.astype(np.int32)
+    return None if vocab == width else ids.astype(np.int32)
 
 
 def tensors_of(ids: np.ndarray | None, width: int, vocab: int) -> dict[str, np.ndarray]:
@@ -86,7 +82,9 @@ def _marked(where: object, t2d: np.ndarray, width: int, vocab: int | None) -> np
     return marked
 
 
-def _tokens(where: object, d2t: np.ndarray, marked: np.ndarray | None, width: int) -> np.ndarray:
+def _tokens(
+    where: object, d2t: np.ndarray, marked: np.ndarray | None, width: int, vocab: int | None
+) -> np.ndarray:
     """i + d2t[i], i64[W]."""
     offsets = np.asarray(d2t)
     if offsets.shape != (width,) or offsets.dtype.kind not in "ui":
@@ -99,17 +97,15 @@ def _tokens(where: object, d2t: np.ndarray, marked: np.ndarray | None, width: in
         raise UserError(
             f"{where}: d2t holds token ids; it must hold offsets, the token id minus the index"
         )
-    return offsets + np.arange(width)
-
-
-def _check_zeros(where: object, marked: np.ndarray | None, width: int) -> None:
-    """Raises UserError unless t2d too marks the first tokens: an unset d2t is all zeros."""
-    if marked is None or not np.array_equal(marked, np.arange(width)):
+    # An unset d2t is all zeros.
+    first = marked is not None and np.array_equal(marked, np.arange(width))
+    if vocab != width and not offsets.any() and not first:
         wrong = "there is no t2d" if marked is None else "t2d marks others"
         raise UserError(
             f"{where}: d2t is all zeros, which means the first {width} tokens, and {wrong}; copy "
             "both tensors from the program that trained the heads"
         )
+    return offsets + np.arange(width)
 
 
 def check_tokens(where: object, ids: np.ndarray, vocab: int | None) -> None:

@@ -127,12 +127,9 @@ def read(directory: str | os.PathLike, kind: str, *, dtype: Any = None) -> Head:
         codec, dtype = codecs.of(kind), hf.parameter_dtype(dtype)
         path = hf.resolve(directory, names=[TREE_FILE] if codec is None else codec.files)
         config = hf.read_json(path / "config.json") if (path / "config.json").exists() else {}
-        params, config = (
-            _read_tree(path, kind, config, dtype)
-            if codec is None
-            else _read(path, codec, config, dtype)
-        )
-        return Head(params, config, str(path))
+        if codec is None:
+            return Head(*_read_tree(path, kind, config, dtype), str(path))
+        return Head(*_read(path, codec, config, dtype), str(path))
 
 
 def _read(path: Path, codec: Codec, config: dict, dtype: np.dtype) -> tuple[dict, dict]:
@@ -221,10 +218,8 @@ def write(
     _write(directory, raw, codec.files[0], tensors)
 
 
-def _write(
-    directory: str | os.PathLike, raw: dict, file: str, tensors: Mapping[str, Tensor]
-) -> None:
-    path = Path(directory).expanduser().resolve()
+def _write(path: str | os.PathLike, raw: dict, file: str, tensors: Mapping[str, Tensor]) -> None:
+    path = Path(path).expanduser().resolve()
     with on_disk(f"{path} cannot be written", "name another directory", SafetensorError):
         _check_replaceable(path)
         if jax.process_index() > 0:
@@ -265,9 +260,8 @@ def _check_replaceable(path: Path) -> None:
 def open_file(path: Path, codec: Codec, stack: contextlib.ExitStack) -> Tensors:
     """The tensors of the first of the files that exists; ``stack`` closes it. Raises UserError."""
     for name in codec.files:
-        if name == "model.safetensors" and any(
-            (path / f"{name}{end}").exists() for end in ("", ".index.json")
-        ):
+        exist = any((path / f"{name}{end}").exists() for end in ("", ".index.json"))
+        if name == "model.safetensors" and exist:
             sources = list(hf_weights.weight_files(path))
         elif (path / name).is_file():
             sources = [path / name]
@@ -365,9 +359,7 @@ def _stack_leaves(
     leaves, sizes, indices = {}, {}, collections.defaultdict(list)
     for place in layout.values():
         indices[place.path].append(place.at)
-    stacked = {
-        path: tuple(1 + max(axis) for axis in zip(*at, strict=True)) for path, at in indices.items()
-    }
+    stacked = {path: tuple(np.max(at, 0) + 1) for path, at in indices.items()}
     for name, place in layout.items():
         try:
             tensor = tensors[name]()

@@ -21,7 +21,7 @@ from specjax import accept, decode, drafters, rng, sampling
 from specjax.checks import whole
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files import head_files
-from specjax.drafters.files.codec import Codec
+from specjax.drafters.files.codec import Codec, Config
 from specjax.drafters.files.head_files import Head
 from specjax.errors import UserError
 from specjax.models import hf
@@ -45,7 +45,7 @@ MARGIN = 1.02
 class Reading(NamedTuple):
     """One way to read files."""
 
-    changes: dict[str, Any]  # keys of ``Head.config`` with other values than the files give
+    changes: Config  # keys of ``Head.config`` with other values than the files give
     tau: float  # tokens per round
 
     def __str__(self) -> str:
@@ -53,11 +53,10 @@ class Reading(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Heads in their best reading, and all readings that were tried."""
+    """Heads in their best reading."""
 
     head: Head
     best: Reading
-    readings: list[Reading]  # in the order of their trial
 
 
 def probe(
@@ -98,11 +97,11 @@ def probe(
     head = model if isinstance(model, Head) else head_files.read(model, name, dtype=dtype)
     readings: dict[str, Reading | UserError] = {}
 
-    def made(changes: dict[str, Any]) -> Drafter:
+    def made(changes: Config) -> Drafter:
         changed = head._replace(config=head.config | changes)
         return drafters.make(name, target, model=changed, **keys)
 
-    def tried(changes: dict[str, Any]) -> Reading:
+    def tried(changes: Config) -> Reading:
         own = str(sorted(changes.items()))
         if own not in readings:
             try:
@@ -118,8 +117,7 @@ def probe(
         return result
 
     best = _search(tried, list(_options(codec, head.config, target, made)))
-    possible = [each for each in readings.values() if isinstance(each, Reading)]
-    return Probed(head._replace(config=head.config | best.changes), best, possible)
+    return Probed(head._replace(config=head.config | best.changes), best)
 
 
 def _open_codec(name: str) -> Codec:
@@ -131,13 +129,11 @@ def _open_codec(name: str) -> Codec:
     return codec
 
 
-def _search(
-    tried: Callable[[dict[str, Any]], Reading], options: Sequence[tuple[str, Any]]
-) -> Reading:
+def _search(tried: Callable[[Config], Reading], options: Sequence[tuple[str, Any]]) -> Reading:
     """The best reading of those that ``probe`` tries. Raises UserError if none is possible."""
     best, problem = Reading({}, 0.0), None
 
-    def better(changes: dict[str, Any]) -> bool:
+    def better(changes: Config) -> bool:
         nonlocal best, problem
         try:
             reading = tried(changes)
@@ -196,15 +192,15 @@ def replaced(
 
 # (directory of the target, drafter, directory and configuration of heads) -> the changes of the
 # best reading.
-_BEST: dict[tuple[str, str, str], dict[str, Any]] = {}
+_BEST: dict[tuple[str, str, str], Config] = {}
 
 
-def _spelled(changes: dict[str, Any]) -> str:
+def _spelled(changes: Config) -> str:
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "as in the files"
 
 
 def _options(
-    codec: Codec, config: dict[str, Any], target: LM, made: Callable[[dict[str, Any]], Drafter]
+    codec: Codec, config: Config, target: LM, made: Callable[[Config], Drafter]
 ) -> Iterator[tuple[str, Any]]:
     """The keys that files leave open, with values that these do not give.
 

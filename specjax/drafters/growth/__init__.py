@@ -18,7 +18,9 @@ from specjax.drafters.growth.siblings import KINDS, draw, family
 from specjax.drafters.growth.stepper import (
     Begun,
     Drafted,
+    Job,
     Nodes,
+    Rows,
     State,
     Stepper,
     at,

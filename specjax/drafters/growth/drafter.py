@@ -133,30 +133,25 @@ def _resting(controller: Controller, state: Any) -> Array:
     return jnp.asarray(control.longest(controller, state.control) == 0)
 
 
-def _idle(
-    setup: _Setup, params: ModelParams, keys: RowKeys, context: Context, state: State
-) -> State:
+def _idle(setup: _Setup, params: ModelParams, _: RowKeys, context: Context, state: State) -> State:
     if setup.stepper.lazy:
         return state
     # The logits are not read, so they are not computed.
     return state.replace(kept=setup.stepper.begin(params, context, state.kept).kept)
 
 
-def _init(
-    setup: _Setup, params: ModelParams, context: Context, target_out: Output, slots: int
-) -> State:
-    kept = setup.stepper.init(params, context, target_out, slots)
+def _init(setup: _Setup, params: ModelParams, context: Context, out: Output, slots: int) -> State:
+    kept = setup.stepper.init(params, context, out, slots)
     batch, controller = context.length.shape[0], setup.plan.controller
     state = State(kept, () if controller is None else controller.init(context))
     if not setup.stepper.keeps_block:
         return state
-    growth, places = setup.plan.growth, None
+    growth = setup.plan.growth
     if isinstance(growth, Fixed):
         fed = sum(bool(children) for children in growth.shape.children[1:])
     else:
         fed = sum(width for width, _ in growth.levels)
-    if not setup.is_static:
-        places = jnp.full((batch, growth.nodes), -1, jnp.int32)
+    places = None if setup.is_static else jnp.full((batch, growth.nodes), -1, jnp.int32)
     return state.replace(block=_empty(setup, params, context, kept, fed), places=places)
 
 
@@ -167,10 +162,8 @@ def _empty(setup: _Setup, params: ModelParams, context: Context, kept: Any, fed:
     def one() -> tuple[Any, Any]:
         begun = setup.stepper.begin(params, context, kept)
         token, parent = jnp.zeros((batch, 1), jnp.int32), jnp.full((batch, 1), -1, jnp.int32)
-        roots = 0 if begun.memory is None else 1
-        nodes = Nodes(token, parent, 1, chain_layout(batch, 1, roots))
-        memory = setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
-        return begun.memory, memory
+        nodes = Nodes(token, parent, 1, chain_layout(batch, 1, int(begun.memory is not None)))
+        return begun.memory, setup.stepper.step(params, begun.source, nodes, begun.memory)[1]
 
     # Only the shapes are needed.
     root, like = tree.shapes(one)
@@ -195,9 +188,9 @@ def _propose(
             room = growing.room(begun.memory, growth.nodes)
         elif room is None:
             room = _empty(setup, params, context, state.kept, growth.nodes - 1)
-        draft, block, rows = grow_chain(job, rows, growth.nodes, growth.how, room)
+        draft, block, rows = grow_chain(job, rows, growth, room)
     else:
-        draft, places, block, rows = levels.grow(job, rows, growth.shape, growth.how)
+        draft, places, block, rows = levels.grow(job, rows, growth)
         if setup.is_chain:
             draft = draft.replace(parents=None, depth=None)
     if begun.ready is not None and draft.finite is not None:
@@ -233,15 +226,14 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
     if not path.shape[1]:  # the round verified no node
         return Drafted(state.block, jnp.zeros_like(verdict.count), path)
     if setup.is_static and isinstance(growth, Fixed):
-        own, paths = levels.fed_places(growth.shape), levels.node_paths(growth.shape)
         if growth.siblings in (IID, COUPLED):
             # Equal siblings: the path may pass from a leaf, never fed, to the children of a sibling
             # with the same token. The ancestors of its last node were all fed.
             steps = (path >= 0).sum(-1, keepdims=True)
             nodes = jnp.pad(path, ((0, 0), (1, 0)), constant_values=-1)
             last = jnp.take_along_axis(nodes, steps, 1)[:, 0]
-            path = jnp.asarray(paths)[last + 1]
-        places = jnp.asarray(own)[jnp.maximum(path, 0)]
+            path = jnp.asarray(levels.node_paths(growth.shape))[last + 1]
+        places = jnp.asarray(levels.fed_places(growth.shape))[jnp.maximum(path, 0)]
     else:
         assert state.places is not None
         places = jnp.take_along_axis(state.places, jnp.maximum(path, 0), 1)
@@ -253,20 +245,21 @@ def _drafted(setup: _Setup, state: State, verdict: Verdict) -> Drafted:
 # A chain, grown in one compiled loop: the program has the same size for every length.
 
 
+# Log-probabilities f[B,1], for the controller: of the path, and of its newest token.
+LogProbs = tuple[Array, Array]
+
+
 class _Carry(struct.PyTreeNode):
     """The chain so far."""
 
     draft: Draft  # all gamma nodes; those beyond the last drawn one are empty
     block: Any  # the memory of the nodes that were fed
     rows: Rows
-    # f[B,1] each, for the controller: of the path, and of its newest token
-    log_prob: tuple[Array, Array]
+    log_prob: LogProbs
 
 
-def grow_chain(
-    job: Job, rows: Rows, gamma: int, siblings: str, block: Any
-) -> tuple[Draft, Any, Rows]:
-    """A chain of ``gamma`` nodes, the block, and the rows.
+def grow_chain(job: Job, rows: Rows, growth: Fixed, block: Any) -> tuple[Draft, Any, Rows]:
+    """A chain of gamma nodes, the block, and the rows.
 
     ``block`` has room for the gamma - 1 nodes that are fed, and for the pending token if it has a
     place. Without a controller every row gets all nodes; with one the loop ends when no row goes
@@ -274,27 +267,25 @@ def grow_chain(
     """
     if job.roots:
         block = tree.put(block, job.begun.memory, 0)
-    carry = _begin(job, rows, gamma, siblings, block)
-    level = Bound(_level, job, siblings)
+    carry, level = _begin(job, rows, growth, block), Bound(_level, job, growth.how)
     if job.controller is None:
-        carry = jax.lax.fori_loop(1, gamma, level, carry)
+        carry = jax.lax.fori_loop(1, growth.nodes, level, carry)
     else:
 
         def running(pair: tuple[Array, _Carry]) -> Array:
-            return (pair[0] < gamma) & pair[1].rows.going.any()
+            return (pair[0] < growth.nodes) & pair[1].rows.going.any()
 
         start = jnp.ones((), jnp.int32), carry
         carry = jax.lax.while_loop(running, lambda pair: (pair[0] + 1, level(*pair)), start)[1]
     return carry.draft.replace(finite=carry.rows.finite), carry.block, carry.rows
 
 
-def _begin(job: Job, rows: Rows, gamma: int, siblings: str, block: Any) -> _Carry:
+def _begin(job: Job, rows: Rows, growth: Fixed, block: Any) -> _Carry:
     """The chain with its first node."""
     logits = growing.mapped(job, job.begun.logits[:, None])
     start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
-    sure = growing.confidence(job, job.begun.memory, 1)
-    one, rows = _next(job, siblings, 0, logits, rows, (start, start), sure)
-    empty = growing.room(one, gamma)
+    one, rows = _next(job, growth.how, 0, logits, job.begun.memory, rows, (start, start))
+    empty = growing.room(one, growth.nodes)
     return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
 
 
@@ -304,45 +295,32 @@ def _level(job: Job, siblings: str, index: Array, carry: _Carry) -> _Carry:
     own = job.roots + index - 1  # its place in the block
     layout = growing.next_layout(job.batch, jax.tree.leaves(carry.block)[0].shape[1], own)
     token = jax.lax.dynamic_slice_in_dim(carry.draft.tokens, index - 1, 1, 1)
-    parent = jnp.broadcast_to(own - 1, (job.batch, 1))
-    nodes = Nodes(token, parent, index, layout)
+    nodes = Nodes(token, jnp.broadcast_to(own - 1, (job.batch, 1)), index, layout)
     # The loop ends when no row goes on, so the step needs no condition of its own.
     logits, memory = job.stepper.step(job.params, job.begun.source, nodes, carry.block)
     if job.text is not None:
         above = jnp.arange(carry.draft.tokens.shape[1]) < index
         logits = growing.mapped(job, logits, carry.draft.tokens, above[None, None])
-    sure = growing.confidence(job, memory, 1)
-    one, rows = _next(job, siblings, index, logits, carry.rows, carry.log_prob, sure)
-    return _Carry(
-        tree.put(carry.draft, one, index),
-        tree.put(carry.block, memory, own),
-        rows,
-        _after(job, carry.log_prob, logits, one),
-    )
+    one, rows = _next(job, siblings, index, logits, memory, carry.rows, carry.log_prob)
+    draft, block = tree.put(carry.draft, one, index), tree.put(carry.block, memory, own)
+    return _Carry(draft, block, rows, _after(job, carry.log_prob, logits, one))
 
 
 def _next(
-    job: Job,
-    siblings: str,
-    index: Any,
-    logits: Array,
-    rows: Rows,
-    log_prob: tuple[Array, Array],
-    sure: Array | None,
+    job: Job, siblings: str, index: Any, logits: Array, memory: Any, rows: Rows, log_prob: LogProbs
 ) -> tuple[Draft, Rows]:
-    """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it."""
-    path, token = log_prob
+    """Node ``index``, drawn from ``logits`` f[B,1,V], and the rows that have it.
+
+    ``memory`` is that of the node before it.
+    """
+    (path, token), sure = log_prob, growing.confidence(job, memory, 1)
     rows = growing.ask(job, rows, Ahead(index, logits, path, rows.going[:, None], token, sure))
     zero = np.zeros(1, int)
     level = Family(jnp.reshape(index, (1,)), zero, zero, jnp.reshape(index, (1,)) - 1, index)
-    going = growing.drawing(job, rows)
-    one = draw(job.keys, job.context, logits, zero, level, siblings, going)
-    return one.replace(valid=one.valid & rows.going[:, None]), rows
+    return draw(job, rows, logits, zero, level, siblings), rows
 
 
-def _after(
-    job: Job, log_prob: tuple[Array, Array], logits: Array, one: Draft
-) -> tuple[Array, Array]:
+def _after(job: Job, log_prob: LogProbs, logits: Array, one: Draft) -> LogProbs:
     """``_Carry.log_prob`` of the path with its new token; only a controller reads it."""
     if job.controller is None:
         return log_prob
@@ -394,25 +372,19 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
     Scores come from the draft's own logits, without the row's temperature and cut-offs (as in the
     authors' code): these would change which tree is best, never the output law.
     """
-    memory = block = job.begun.memory
-    levels, size = [], 0
+    levels, size, block = [], 0, job.begun.memory
     front = _first(job)
     for depth, (width, top_k) in enumerate(plan.levels):
-        if depth == 0:
-            logits = job.begun.logits[:, None]
-        elif job.stepper.independent:
-            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
-        else:
+        nodes = None
+        if depth and not job.stepper.independent:
             layout = tree.layout(front.above, front.tokens.shape[1])
             parents = front.above[:, -front.tokens.shape[1] :]
             nodes = Nodes(front.tokens, parents, depth, layout)
-            logits, memory = growing.step(job, rows, nodes, block)
-            block = memory if block is None else tree.join(block, memory)
+        logits, memory, block = growing.feed(job, rows, depth, nodes, block)
         logits = _mapped(job, logits, front)
         exist = jnp.broadcast_to(rows.going[:, None], front.total.shape)
         sure = growing.confidence(job, memory, front.total.shape[1])
-        ahead = Ahead(depth, logits, front.total, exist, front.own, sure)
-        rows = growing.ask(job, rows, ahead)
+        rows = growing.ask(job, rows, Ahead(depth, logits, front.total, exist, front.own, sure))
         level, above = _children(front, logits, top_k, plan)
         if job.controller is not None:
             # Nodes that do not exist are the last to be chosen.
@@ -448,8 +420,7 @@ def _first(job: Job) -> _Front:
     total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     above = minus[:, : job.roots]
     path = None if job.text is None else jnp.zeros((job.batch, 1, 0), jnp.int32)
-    pending = job.context.pending[:, None]
-    return _Front(pending, total, total, minus, minus + job.roots, above, path)
+    return _Front(job.context.pending[:, None], total, total, minus, minus + job.roots, above, path)
 
 
 def _mapped(job: Job, logits: Array, front: _Front) -> Array:
@@ -464,8 +435,7 @@ def _mapped(job: Job, logits: Array, front: _Front) -> Array:
 
 def _children(front: _Front, logits: Array, top_k: int, plan: Pooled) -> tuple[_Pool, _Above]:
     """The children of the frontier, and what is known of their parents."""
-    scores = growing.log_probs(logits)
-    tokens, total, parent = dynamic.expand(front.total, scores, top_k, plan.most)
+    tokens, total, parent = dynamic.expand(front.total, growing.log_probs(logits), top_k, plan.most)
     known = front.index, front.place, front.path, front.total
     parents, places, paths, before = at(known, parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)

@@ -11,44 +11,36 @@ import numpy as np
 from specjax import tree
 from specjax.control import Ahead
 from specjax.drafters.growth import stepper as growing
+from specjax.drafters.growth.plans import Fixed
 from specjax.drafters.growth.siblings import draw, family
 from specjax.drafters.growth.stepper import Job, Nodes, Rows
 from specjax.topology.shapes import Topology
 from specjax.types import Array, Draft
 
 
-def grow(
-    job: Job, rows: Rows, shape: Topology, siblings: str
-) -> tuple[Draft, Array | None, Any, Rows]:
+def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any, Rows]:
     """A draft of this shape, ``State.places``, the block, the rows. A chain gets parents too."""
+    shape = growth.shape
     block, parts, children, chances = job.begun.memory, [], shape.children, []
-    memory = block
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
     log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
     exist = rows.going[:, None]
-    # Place in the block of each node (-1: the pending token), and of the parent at each place.
-    places, above = {-1: job.roots - 1}, [-1] * job.roots
+    # Places in the block: of each node and, last, the pending token; of the parents of all places.
+    places, above = np.append(fed_places(shape), -1) + job.roots, [-1] * job.roots
     for depth, level in enumerate(shape.levels):
-        if depth == 0:
-            logits = job.begun.logits[:, None]
-        elif job.stepper.independent:
-            logits, memory = growing.step(job, rows, growing.any_node(job, depth), block)
-        else:
-            own = [places[shape.parents[node]] for node in parents]
-            places |= {node: len(above) + i for i, node in enumerate(parents)}
-            above += own
+        nodes = None
+        if depth and not job.stepper.independent:
+            own = places[[shape.parents[node] for node in parents]]
+            above += own.tolist()
             fed = jnp.broadcast_to(jnp.asarray(above, jnp.int32), (job.batch, len(above)))
-            nodes = Nodes(tokens, np.array(own), depth, tree.layout(fed, len(own)))
-            logits, memory = growing.step(job, rows, nodes, block)
-            block = memory if block is None else tree.join(block, memory)
+            nodes = Nodes(tokens, own, depth, tree.layout(fed, len(own)))
+        logits, memory, block = growing.feed(job, rows, depth, nodes, block)
         logits = _mapped(job, logits, shape, parents, parts)
         which, below = np.arange(len(parents)) % logits.shape[1], family(shape, parents)
         sure = growing.confidence(job, memory, len(parents))
         rows = growing.ask(job, rows, Ahead(depth, logits, log_prob, exist, token, sure))
-        going = growing.drawing(job, rows)
-        part = draw(job.keys, job.context, logits, which, below, siblings, going)
-        part = part.replace(valid=part.valid & rows.going[:, None])
+        part = draw(job, rows, logits, which, below, growth.how)
         parts.append(part)
         if job.sizes:
             chances.append(growing.children_log_prob(logits, which[below.above], part.tokens))

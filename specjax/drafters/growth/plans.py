@@ -65,15 +65,12 @@ class Pooled(NamedTuple):
     # together.
     families: bool = False
 
+    siblings = DETERMINISTIC  # of the drafter
+
     @property
     def depth(self) -> int:
         """M."""
         return min(len(self.levels), self.nodes)
-
-    @property
-    def siblings(self) -> str:
-        """``Drafter.siblings``."""
-        return DETERMINISTIC
 
 
 class Plan(NamedTuple):
@@ -119,8 +116,7 @@ def read(method: Method, keys: TreeKeys) -> Plan:
         raise UserError(f"the tree is {keys.tree!r}; give {names}, {shapes.FORMS}")
     right = f"leave it out, or give tree={DYNAMIC!r}"
     keys.refuse(("depth", "top_k"), "on a tree of a fixed shape", right)
-    how = keys.siblings or method.siblings
-    return Plan(Fixed(_shape_of(method, keys), how), controller)
+    return Plan(Fixed(_shape_of(method, keys), keys.siblings or method.siblings), controller)
 
 
 def _with_chain(method: Method, keys: TreeKeys) -> TreeKeys:
@@ -176,81 +172,61 @@ def _check_depth(method: Method, depth: int) -> None:
 
 
 def _pooled(method: Method, keys: TreeKeys) -> Pooled:
+    """One of the trees ``POOLED``.
+
+    - "dynamic", of EAGLE-2: the ``top_k`` best nodes of each level get as many children.
+    - "beam": the paths of a beam search of width ``top_k`` (ReDrafter, 2403.09919, section 3.2).
+      Paths share their prefixes, so a draft has at most ``top_k`` nodes in each level. If more than
+      ``nodes`` remain, the paths with the lowest scores are left out.
+    - "best_first" and "best_parents": see ``topology.dynamic``.
+    """
     names = ("search",) if keys.siblings == "top_k" else ("search", "siblings")
     keys.refuse(names, f"on the tree {keys.tree!r}, which has the most probable tokens")
     depth = keys.depth or method.steps or method.heads or DEPTH
     _check_depth(method, depth)
-    if keys.tree in (BEST_FIRST, BEST_PARENTS):
-        return _of_marginals(method, keys, depth)
-    if not keys.depth and keys.nodes:
-        depth = min(depth, keys.nodes)
-    shape = beam if keys.tree == BEAM else eagle2
-    return shape(method.vocab_size, keys.nodes, depth, keys.top_k)
-
-
-def eagle2(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
-    """The dynamic tree of EAGLE-2; 0 nodes or top_k: the default, or fewer if these do not fit."""
-    top_k = top_k or min(TOP_K, vocab_size)
-    size = top_k + (depth - 1) * top_k**2
-    return _of_levels(vocab_size, nodes or min(max(NODES, depth), size), depth, top_k, size)
-
-
-def beam(vocab_size: int, nodes: int, depth: int, top_k: int) -> Pooled:
-    """The paths of a beam search of width ``top_k``; 0 nodes: room for all, 0 top_k: 6.
-
-    ReDrafter (2403.09919), section 3.2. Paths share their prefixes, so a draft has at most
-    ``top_k`` nodes in each level. If more than ``nodes`` remain, the paths with the lowest scores
-    are left out.
-    """
-    top_k = top_k or min(TOP_K, vocab_size)
-    size = depth * top_k
-    return _of_levels(vocab_size, nodes or size, depth, top_k, size)._replace(beams=top_k)
-
-
-def _of_levels(vocab_size: int, nodes: int, depth: int, top_k: int, size: int) -> Pooled:
-    """``top_k`` nodes of each level get as many children; ``size`` candidates. Raises UserError."""
-    _check_children(vocab_size, top_k)
-    _check_nodes(nodes, depth, top_k, size)
-    if nodes < depth:
-        raise UserError(
-            f"nodes is {nodes} and depth is {depth}, so no path of {depth} tokens fits; give at "
-            f"least {depth} nodes, or a depth of at most {nodes}"
-        )
-    return Pooled(nodes, ((top_k, top_k),) * (depth - 1) + ((0, top_k),))
-
-
-def _of_marginals(method: Method, keys: TreeKeys, depth: int) -> Pooled:
-    """The best-first tree, or that of the best parents."""
-    if not method.independent:
+    marginal, vocab_size = keys.tree in (BEST_FIRST, BEST_PARENTS), method.vocab_size
+    if marginal and not method.independent:
         raise UserError(
             f"{method.name} reads the tokens of its draft, so a node's probabilities depend on its "
             f"path, and tree={keys.tree!r} needs one list per depth; take {DYNAMIC!r}"
         )
-    _check_children(method.vocab_size, keys.top_k)
-    families = keys.tree == BEST_PARENTS
-    top_k = keys.top_k or (min(TOP_K, method.vocab_size) if families else method.vocab_size)
-    # As many as there are; the sum is cut where it exceeds the default.
-    sizes = list(itertools.accumulate(top_k**level for level in range(1, depth + 1)))
-    possible = next((size for size in sizes if size >= (keys.nodes or NODES)), sizes[-1])
-    nodes = keys.nodes or min(NODES, possible)
-    _check_nodes(nodes, depth, top_k, possible)
-    top_k = min(top_k, nodes)
-    if families:
-        return Pooled(nodes, dynamic.best_parents_levels(nodes, depth, top_k), families=True)
-    return Pooled(nodes, dynamic.best_first_levels(nodes, depth, top_k), nodes)
-
-
-def _check_children(vocab_size: int, top_k: int) -> None:
-    if top_k > vocab_size:
+    if keys.top_k > vocab_size:
         raise UserError(
-            f"top_k is {top_k} and the vocabulary has {vocab_size} tokens; "
+            f"top_k is {keys.top_k} and the vocabulary has {vocab_size} tokens; "
             f"it must be at most {vocab_size}"
         )
-
-
-def _check_nodes(nodes: int, depth: int, top_k: int, size: int) -> None:
+    top_k = keys.top_k or (vocab_size if keys.tree == BEST_FIRST else min(TOP_K, vocab_size))
+    if keys.nodes and not (keys.depth or marginal):
+        depth = min(depth, keys.nodes)
+    size, usual = _sizes(keys, depth, top_k)
+    nodes = keys.nodes or usual
     if nodes > size:
         raise UserError(
             f"nodes is {nodes}, and depth {depth} with top_k {top_k} gives {size} candidates; "
             f"ask for at most {size} nodes, or raise depth or top_k"
         )
+    if marginal:
+        top_k, families = min(top_k, nodes), keys.tree == BEST_PARENTS
+        of_levels = dynamic.best_parents_levels if families else dynamic.best_first_levels
+        most = None if families else nodes
+        return Pooled(nodes, of_levels(nodes, depth, top_k), most, families=families)
+    if nodes < depth:
+        raise UserError(
+            f"nodes is {nodes} and depth is {depth}, so no path of {depth} tokens fits; give at "
+            f"least {depth} nodes, or a depth of at most {nodes}"
+        )
+    levels = ((top_k, top_k),) * (depth - 1) + ((0, top_k),)
+    return Pooled(nodes, levels, beams=top_k if keys.tree == BEAM else None)
+
+
+def _sizes(keys: TreeKeys, depth: int, top_k: int) -> tuple[int, int]:
+    """The number of candidates, and of nodes where the keys give none."""
+    if keys.tree == BEAM:
+        return depth * top_k, depth * top_k
+    if keys.tree == DYNAMIC:
+        size = top_k + (depth - 1) * top_k**2
+        return size, min(max(NODES, depth), size)
+    # As many as there are; the sum is cut where it exceeds the default.
+    sizes = list(itertools.accumulate(top_k**level for level in range(1, depth + 1)))
+    size = next((size for size in sizes if size >= (keys.nodes or NODES)), sizes[-1])
+    return size, min(NODES, size)

@@ -10,7 +10,8 @@ import numpy as np
 
 from specjax import sampling
 from specjax.bound import Bound
-from specjax.rng import DRAFT, RowKeys
+from specjax.drafters.growth.stepper import Job, Rows
+from specjax.rng import DRAFT
 from specjax.topology.shapes import Topology
 from specjax.types import (
     COUPLED,
@@ -18,17 +19,11 @@ from specjax.types import (
     IID,
     WITHOUT_REPLACEMENT,
     Array,
-    Context,
     Draft,
 )
 
 # The values of the key "siblings" -> the kind of draft that they make.
-KINDS = {
-    "without_replacement": WITHOUT_REPLACEMENT,
-    "iid": IID,
-    "top_k": DETERMINISTIC,
-    "coupled": COUPLED,
-}
+KINDS = {kind: kind for kind in (WITHOUT_REPLACEMENT, IID, COUPLED)} | {"top_k": DETERMINISTIC}
 
 
 class Family(NamedTuple):
@@ -43,58 +38,46 @@ class Family(NamedTuple):
 
 def family(shape: Topology, parents: list[int]) -> Family:
     """All children of the nodes ``parents``."""
-    nodes = sorted(child for node in parents for child in shape.children[node + 1])
-    index = {node: i for i, node in enumerate(parents)}
-    return Family(
-        np.array(nodes, int),
-        np.array([shape.ranks[node] for node in nodes]),
-        np.array([index[shape.parents[node]] for node in nodes]),
-        np.array(parents),
-        0 if parents == [-1] else shape.depths[parents[0]],
-    )
+    children, index = shape.children, {node: i for i, node in enumerate(parents)}
+    nodes = np.array(sorted(child for node in parents for child in children[node + 1]), int)
+    above = np.array([index[shape.parents[node]] for node in nodes])
+    depth = 0 if parents == [-1] else shape.depths[parents[0]]
+    return Family(nodes, np.array(shape.ranks)[nodes], above, np.array(parents), depth)
 
 
-def draw(
-    keys: RowKeys,
-    context: Context,
-    logits: Array,
-    which: np.ndarray,
-    level: Family,
-    siblings: str,
-    going: Array | None = None,
-) -> Draft:
+def draw(job: Job, rows: Rows, logits: Array, which: np.ndarray, level: Family, kind: str) -> Draft:
     """The children of m nodes: tokens, probs, and which of them are valid.
 
-    ``logits`` f[B,k,V]; ``which`` [m] is the index among the k of each of the m nodes. Nothing is
-    drawn in rows where ``going`` bool[B] is False; their tokens have no meaning.
+    ``logits`` f[B,k,V]; ``which`` [m] is the index among the k of each of the m nodes; ``kind``
+    is one of ``KINDS``. With a controller nothing is drawn in rows that do not go on; their tokens
+    have no meaning.
     """
-    most = int(level.ranks.max()) + 1
+    keys, context, most = job.keys, job.context, int(level.ranks.max()) + 1
 
     def best() -> Array:
         if most == 1:
             return sampling.argmax(logits)[:, which[level.above]]
         return sampling.top(logits, most)[1][:, which[level.above], level.ranks]
 
-    if siblings in ("top_k", "coupled"):
+    if kind in ("top_k", "coupled"):
         tokens = best()
-        if siblings == "coupled":
-            guess = Bound(_guess, keys, context, logits, which, level, tokens)
+        if kind == "coupled":
+            guess = Bound(_guess, job, logits, which, level, tokens)
             tokens = jax.lax.cond(jnp.all(context.sampling.greedy), lambda: tokens, guess)
-        return Draft(tokens, jnp.ones_like(tokens, bool))
+        return Draft(tokens, jnp.ones_like(tokens, bool) & rows.going[:, None])
 
     def sampled() -> tuple[Array, Array, Array]:
         probs = sampling.to_probs(logits, context.sampling)[:, which]
         weights = probs
-        if going is not None:
+        if job.controller is not None:
             one_hot = jax.nn.one_hot(0, probs.shape[-1], dtype=probs.dtype)
-            weights = jnp.where(going[:, None, None], probs, one_hot)
-        if siblings == "iid":
+            weights = jnp.where(rows.going[:, None, None], probs, one_hot)
+        if kind == "iid":
             probs = probs[:, level.above]
             tokens = keys.draw(DRAFT, weights[:, level.above], jnp.asarray(level.nodes))
             valid = jnp.ones_like(tokens, bool)
         else:
-            index = jnp.asarray(level.parents) + 1
-            drawn, exist = keys.draw_distinct(DRAFT, weights, most, index)
+            drawn, exist = keys.draw_distinct(DRAFT, weights, most, jnp.asarray(level.parents) + 1)
             tokens, valid = (x[:, level.above, level.ranks] for x in (drawn, exist))
             probs = without_replacement(probs, drawn)[:, level.above, level.ranks]
         if most == 1:
@@ -109,16 +92,15 @@ def draw(
         return tokens, jnp.ones_like(tokens, bool), probs
 
     tokens, valid, probs = jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
-    return Draft(tokens, valid, probs=probs)
+    return Draft(tokens, valid & rows.going[:, None], probs=probs)
 
 
-def _guess(
-    keys: RowKeys, context: Context, logits: Array, which: np.ndarray, level: Family, best: Array
-) -> Array:
+def _guess(job: Job, logits: Array, which: np.ndarray, level: Family, best: Array) -> Array:
     """i32[B,n]: children drawn with the target's noise, those of rank r with stream r."""
-    probs = sampling.to_probs(logits, context.sampling)[:, which[level.above]]
-    tokens = keys.guess_coupled(level.depth, probs, level.ranks)
-    return jnp.where(context.sampling.greedy[:, None], best, tokens)
+    how = job.context.sampling
+    probs = sampling.to_probs(logits, how)[:, which[level.above]]
+    tokens = job.keys.guess_coupled(level.depth, probs, level.ranks)
+    return jnp.where(how.greedy[:, None], best, tokens)
 
 
 def without_replacement(probs: Array, drawn: Array) -> Array:

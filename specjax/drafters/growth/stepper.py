@@ -238,9 +238,8 @@ def ask(job: Job, rows: Rows, ahead: Ahead) -> Rows:
     if job.controller is None or job.controller.ask is None:
         return rows
     answer, control = job.controller.ask(rows.control, ahead)
-    return rows.replace(
-        going=rows.going & answer, control=tree.where_rows(rows.going, control, rows.control)
-    )
+    going = rows.going
+    return rows.replace(going=going & answer, control=tree.where_rows(going, control, rows.control))
 
 
 def sized(job: Job, rows: Rows, draft: Draft, log_prob: Array) -> tuple[Draft, Array, Rows]:
@@ -250,26 +249,27 @@ def sized(job: Job, rows: Rows, draft: Draft, log_prob: Array) -> tuple[Draft, A
     return draft, order, rows.replace(control=state)
 
 
-def drawing(job: Job, rows: Rows) -> Array | None:
-    """Rows bool[B] that draw tokens; None = all. Without a controller all rows do."""
-    return None if job.controller is None else rows.going
+def feed(job: Job, rows: Rows, depth: int, nodes: Nodes | None, block: Any) -> tuple[Any, Any, Any]:
+    """The logits after the nodes of a level, their memory, and the block with it.
 
-
-def step(job: Job, rows: Rows, nodes: Nodes, block: Any) -> tuple[Array, Any]:
-    """``Stepper.step``; with a controller it runs only if a row goes on, and else gives zeros."""
+    ``nodes`` None: the pending token, or any node of an independent stepper. With a controller it
+    is computed only if a row goes on, and else zeros.
+    """
+    if depth == 0:
+        return job.begun.logits[:, None], job.begun.memory, block
+    if nodes is None:
+        layout = tree.chain_layout(job.batch, 1, job.roots)
+        nodes = Nodes(job.context.pending[:, None], np.array([job.roots - 1]), depth, layout)
 
     def run() -> tuple[Array, Any]:
         return job.stepper.step(job.params, job.begun.source, nodes, block)
 
-    if job.controller is None:
-        return run()
-    return jax.lax.cond(rows.going.any(), run, Bound(tree.zeros, run))
-
-
-def any_node(job: Job, depth: int) -> Nodes:
-    """A node of an independent stepper, whose logits depend on the depth alone."""
-    layout = tree.chain_layout(job.batch, 1, job.roots)
-    return Nodes(job.context.pending[:, None], np.array([job.roots - 1]), depth, layout)
+    controlled = job.controller is not None
+    skipped = Bound(tree.zeros, run)
+    logits, memory = jax.lax.cond(rows.going.any(), run, skipped) if controlled else run()
+    if not job.stepper.independent:
+        block = memory if block is None else tree.join(block, memory)
+    return logits, memory, block
 
 
 def log_probs(logits: Array) -> Array:

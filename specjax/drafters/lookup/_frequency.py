@@ -43,8 +43,7 @@ def prefixes(windows: Array) -> Prefixes:
     differ = (windows[:, None] != windows[None]) | (windows[None] < 0)
     common = jnp.where(differ, place, depth).min(-1)
     # [i,j,d]: j has d + 1 tokens, and they are those of i
-    same = common[..., None] > place
-    first = jnp.minimum(jnp.where(same, index[:, None], size).min(1), size - 1)
+    first = jnp.minimum(jnp.where(common[..., None] > place, index[:, None], size).min(1), size - 1)
     exists = jnp.diagonal(common)[:, None] > place
     return Prefixes(windows, common, first, exists & (first == index[:, None]))
 
@@ -59,9 +58,8 @@ def weigh(counted: Prefixes, weights: Array) -> Array:
         weights: f32[K], one per continuation.
     """
     same = counted.common[..., None] > jnp.arange(counted.tokens.shape[1])
-    total = jnp.where(same, weights[:, None], 0).sum(1)
     # Sums may round, and a parent must not be lighter than its child.
-    return jax.lax.cummin(total, axis=1)
+    return jax.lax.cummin(jnp.where(same, weights[:, None], 0).sum(1), axis=1)
 
 
 def heaviest(tokens: Array, first: Array, weight: Array, nodes: int) -> Tree:
@@ -77,10 +75,9 @@ def heaviest(tokens: Array, first: Array, weight: Array, nodes: int) -> Tree:
         nodes: N, the size of the tree.
     """
     size, depth = weight.shape
-    # By depth, then by continuation; ``top_k`` takes the lower index first among equals.
-    score = jnp.where(weight > 0, weight, -1).T.reshape(-1)
     count = min(nodes, size * depth)
-    best, place = jax.lax.top_k(score, count)
+    # By depth, then by continuation; ``top_k`` takes the lower index first among equals.
+    best, place = jax.lax.top_k(jnp.where(weight > 0, weight, -1).T.reshape(-1), count)
     level, which = place // size, place % size
     numbers = jnp.arange(count, dtype=jnp.int32)
     node = jnp.full((size * depth,), -1, jnp.int32).at[place].set(numbers)

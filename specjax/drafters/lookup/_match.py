@@ -193,8 +193,7 @@ def longest_match(store: dict[str, Array], text: Array, length: Array, sizes: Si
     (most, least, reach), tokens, order = sizes, store["tokens"], store["order"]
     low, high = find(tokens, order, last_tokens(text, length, most), reach)
     count = jnp.arange(1, most + 1)
-    usable = continuing(tokens, order, low, high) & (count >= least)
-    size = jnp.max(jnp.where(usable, count, 0))
+    size = jnp.max(jnp.where(continuing(tokens, order, low, high) & (count >= least), count, 0))
     at = jnp.maximum(size - 1, 0)
     return Match(low[at], high[at], size)
 

@@ -115,20 +115,10 @@ def learner(
     return Bound(_learn, base, reach(store, max_ngram), memory)
 
 
-def _learn(
-    base: np.ndarray,
-    reach: int,
-    memory: int,
-    model_params: ModelParams,
-    state: DecodeState,
-    lengths: Sequence[int],
-) -> Params:
+def _learn(base: np.ndarray, reach: int, memory: int, model_params, state, lengths) -> Params:
     draft = model_params.draft
     earlier = np.asarray(draft["tokens"])[len(base) :] if draft else base[:0]
     tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
-    outputs = [
-        tokens[row, begin:end] for row, (begin, end) in enumerate(zip(lengths, ends, strict=True))
-    ]
-    texts = stores.recent([*stores.split(earlier), *outputs], memory)
-    everything = np.concatenate([base, texts])
+    outputs = [row[begin:end] for row, begin, end in zip(tokens, lengths, ends, strict=True)]
+    everything = np.concatenate([base, stores.recent([*stores.split(earlier), *outputs], memory)])
     return params(Store(everything, stores.suffix_array(everything, reach), reach))

@@ -18,7 +18,6 @@ import numpy as np
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import ngrams
 from specjax.data import datastore as stores
 from specjax.data.datastore import Store
 from specjax.declare import key
@@ -50,9 +49,6 @@ class Keys(LimitedKeys):
         'which occurrence of the longest n-gram is used, "earliest" or "latest"',
         choices=("earliest", "latest"),
     )
-
-    def check(self) -> None:
-        ngrams(self.max_ngram, self.min_ngram)
 
 
 @declare.method(Keys)

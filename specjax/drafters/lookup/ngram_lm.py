@@ -73,6 +73,14 @@ class Keys(LimitedKeys):
         None, "the same of a row of trigrams, with ``order`` 3 only. None: 0.8", least=0, most=1
     )
 
+    def check(self) -> None:
+        for name, needed in (("bigram_weight", 2), ("trigram_weight", 3)):
+            if (value := getattr(self, name)) is not None and self.order < needed:
+                raise UserError(
+                    f"{name} is {value} and order {self.order}: n-grams of {needed} tokens are not "
+                    f"used; raise order, or leave {name} out"
+                )
+
 
 @declare.method(Keys)
 def make(target: LM, keys: Keys) -> Drafter:
@@ -82,15 +90,12 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: numbers out of range, unknown mode, a weight that ``order`` excludes, a directory
             without tables for this target.
     """
-    counts = keys.tables
-    if not isinstance(counts, Tables):
-        counts = ngram_tables.load(counts, target)
+    given = keys.tables
+    counts = given if isinstance(given, Tables) else ngram_tables.load(given, target)
     ngram_tables.check(counts, target)
-    weights = Weights(
-        keys.order,
-        _weight("bigram_weight", keys.bigram_weight, BIGRAM_WEIGHT, keys.order, 2),
-        _weight("trigram_weight", keys.trigram_weight, TRIGRAM_WEIGHT, keys.order, 3),
-    )
+    bigram = BIGRAM_WEIGHT if keys.bigram_weight is None else float(keys.bigram_weight)
+    trigram = TRIGRAM_WEIGHT if keys.trigram_weight is None else float(keys.trigram_weight)
+    weights = Weights(keys.order, bigram, trigram)
     settings = Settings(target.vocab_size, keys.gamma, keys.mode, weights)
     drafter = Drafter(
         init_params=lambda key: jax.tree.map(jnp.asarray, counts),
@@ -100,21 +105,6 @@ def make(target: LM, keys: Keys) -> Drafter:
         probs=Bound(_probs, settings),
     )
     return limited(drafter, keys.control)
-
-
-def _weight(name: str, value: float | None, default: float, order: int, needed: int) -> float:
-    """The weight of the n-grams of ``needed`` tokens; ``default`` if none is given.
-
-    Raises UserError for a weight outside [0, 1], or one that ``order`` excludes.
-    """
-    if value is None:
-        return default
-    if order < needed:
-        raise UserError(
-            f"{name} is {value} and order {order}: n-grams of {needed} tokens are not used; "
-            f"raise order, or leave {name} out"
-        )
-    return float(value)
 
 
 def _propose(settings: Settings, params, keys, context, state):
@@ -169,8 +159,7 @@ def _draw(settings: Settings, tables, keys, index, before, newest, context):
 
     def greedy():
         # The rule then compares token ids only and reads no probabilities.
-        shape = (context.length.shape[0], settings.vocab_size)
-        unread = jnp.zeros(shape, tables.unigram.dtype)
+        unread = jnp.zeros((context.length.shape[0], settings.vocab_size), tables.unigram.dtype)
         return _most_probable(tables, settings.weights, before, newest), unread
 
     return jax.lax.cond(jnp.all(context.sampling.greedy), greedy, sampled)
@@ -190,16 +179,14 @@ def _probs(settings: Settings, params, context):
     return sampling.to_probs(logits, context.sampling)
 
 
-class _Row(NamedTuple):
-    """The distribution after one context: sparse rows plus a share of the unigram distribution."""
+def _row(
+    tables: Tables, weights: Weights, before: Array, newest: Array
+) -> tuple[Array, Array, Array]:
+    """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token).
 
-    share: Array  # f[] weight of the unigram distribution
-    ids: Array  # i32[2,K] successors in the trigram and the bigram row, -1 = none
-    mass: Array  # f[2,K] their weighted probabilities
-
-
-def _row(tables: Tables, weights: Weights, before: Array, newest: Array) -> _Row:
-    """The distribution after the tokens ``before``, ``newest`` i32[] (-1: no token)."""
+    Sparse rows plus a share of the unigram distribution: the weight f[] of this; the successors
+    i32[2,K] in the trigram and the bigram row, -1 = none; their weighted probabilities f[2,K].
+    """
     two_ids = jnp.where(newest >= 0, jnp.take(tables.bigram_ids, newest, axis=0, mode="clip"), -1)
     two = jnp.take(tables.bigram_probs, newest, axis=0, mode="clip")
     has_two = (two_ids[0] >= 0) & (weights.order >= 2)
@@ -216,11 +203,10 @@ def _row(tables: Tables, weights: Weights, before: Array, newest: Array) -> _Row
     else:
         three_ids, three = tables.trigram_ids[at], tables.trigram_probs[at]
     weight_three = jnp.where(has_three & (weights.order >= 3), weights.trigram, 0).astype(two.dtype)
-    ids = jnp.stack(
-        [jnp.where(weight_three > 0, three_ids, -1), jnp.where(weight_two > 0, two_ids, -1)]
-    )
+    three_ids = jnp.where(weight_three > 0, three_ids, -1)
+    ids = jnp.stack([three_ids, jnp.where(weight_two > 0, two_ids, -1)])
     mass = jnp.stack([weight_three * three, (1 - weight_three) * weight_two * two])
-    return _Row((1 - weight_three) * (1 - weight_two), ids, mass)
+    return (1 - weight_three) * (1 - weight_two), ids, mass
 
 
 def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
@@ -228,11 +214,10 @@ def mixture(tables: Tables, weights: Weights, before: Array, newest: Array) -> A
 
     f32[V].
     """
-    row = _row(tables, weights, before, newest)
-    size = tables.unigram.shape[0]
+    share, ids, mass = _row(tables, weights, before, newest)
     # Ids beyond the end are dropped.
-    flat = jnp.where(row.ids >= 0, row.ids, size).reshape(-1)
-    return (row.share * tables.unigram).at[flat].add(row.mass.reshape(-1), mode="drop")
+    flat = jnp.where(ids >= 0, ids, tables.unigram.shape[0]).reshape(-1)
+    return (share * tables.unigram).at[flat].add(mass.reshape(-1), mode="drop")
 
 
 def most_probable(tables: Tables, weights: Weights, before: Array, newest: Array) -> Array:
@@ -241,10 +226,10 @@ def most_probable(tables: Tables, weights: Weights, before: Array, newest: Array
     It is in one of the sparse rows, or is the most probable unigram, so the f32[V] probabilities
     are not computed.
     """
-    row = _row(tables, weights, before, newest)
-    ids = jnp.append(row.ids.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
-    rows = ((ids[:, None, None] == row.ids) * row.mass).sum((1, 2))
-    score = row.share * tables.unigram[jnp.maximum(ids, 0)] + rows
+    share, sparse, mass = _row(tables, weights, before, newest)
+    ids = jnp.append(sparse.reshape(-1), sampling.argmax(jnp.asarray(tables.unigram)))
+    rows = ((ids[:, None, None] == sparse) * mass).sum((1, 2))
+    score = share * tables.unigram[jnp.maximum(ids, 0)] + rows
     score = jnp.where(ids >= 0, score, -1)
     return jnp.min(jnp.where(score == score.max(), ids, tables.unigram.shape[0])).astype(jnp.int32)
 

@@ -39,19 +39,15 @@ from specjax.types import LM, Array, Draft, Drafter, Rare
 
 REFERENCE = "saxena2023prompt"
 
-_SPECJAX: dict[str, Any] = {
-    "gamma": 10,
-    "max_ngram": 3,
-    "min_ngram": 2,
-    "match": "earliest",
-    "partial": True,
-    "overlap": True,
-}
+_SETTINGS = ("gamma", "max_ngram", "min_ngram", "match", "partial", "overlap")
 RULES: dict[str, dict[str, Any]] = {
-    "specjax": _SPECJAX,
-    "original": _SPECJAX | {"min_ngram": 1, "partial": False, "overlap": False},
-    "transformers": _SPECJAX | {"max_ngram": 2, "min_ngram": 1},
-    "vllm": _SPECJAX | {"gamma": 5, "max_ngram": 5, "min_ngram": 5},
+    rule: dict(zip(_SETTINGS, values, strict=True))
+    for rule, values in (
+        ("specjax", (10, 3, 2, "earliest", True, True)),
+        ("original", (10, 3, 1, "earliest", False, False)),
+        ("transformers", (10, 2, 1, "earliest", True, True)),
+        ("vllm", (5, 5, 5, "earliest", True, True)),
+    )
 }
 
 

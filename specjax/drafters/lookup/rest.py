@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import ngrams
 from specjax.data.datastore import Store
 from specjax.declare import key
 from specjax.drafters.lookup import _frequency, _memory
@@ -46,9 +45,6 @@ class Keys(LimitedKeys):
     depth: int = key(10, "longest continuation", least=1)
     nodes: int = key(64, "size of the tree", least=1)
 
-    def check(self) -> None:
-        ngrams(self.max_ngram, self.min_ngram)
-
 
 @declare.method(Keys)
 def make(target: LM, keys: Keys) -> Drafter:
@@ -67,7 +63,5 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 
 def _tree(settings: Keys, sizes: Sizes, store, text, length, state) -> tuple:
-    shape = settings.samples, settings.depth
-    windows = stored_continuations(store, text, length, sizes, *shape)[0]
-    weights = jnp.ones((settings.samples,), jnp.float32)
-    return _frequency.tree(windows, weights, settings.nodes)[:3]
+    windows = stored_continuations(store, text, length, sizes, settings.samples, settings.depth)[0]
+    return _frequency.tree(windows, jnp.ones((settings.samples,), jnp.float32), settings.nodes)[:3]

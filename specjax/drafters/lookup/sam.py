@@ -29,6 +29,7 @@ from flax import struct
 
 from specjax import declare
 from specjax.bound import Bound
+from specjax.data.ngram_tables import hashed
 from specjax.declare import key
 from specjax.drafters._limited import limited
 from specjax.drafters.lookup import _memory
@@ -168,12 +169,8 @@ def occurrence(automaton: Automaton, ahead: int, least: int = 1) -> Occurrence:
 
         state = jax.lax.while_loop(late, lambda state: states[state, LINK], longest)
         state = jnp.where(states[state, LENGTH] >= least, state, longest)
-        size, most = states[state, LENGTH], states[longest, LENGTH]
-        return Occurrence(
-            states[state, FIRST_END],
-            jnp.where(size >= least, size, 0),
-            jnp.where(most >= least, most, 0),
-        )
+        sizes = states[state, LENGTH], states[longest, LENGTH]
+        return Occurrence(states[state, FIRST_END], *(jnp.where(x >= least, x, 0) for x in sizes))
 
     return jax.vmap(row)(automaton.states, automaton.last, automaton.read)
 
@@ -185,13 +182,10 @@ def _step(automaton: Automaton, job: _Job, tokens: Array, length: Array) -> tupl
     """
     view = _look_up(automaton, job, tokens)
     act = _decide(job, view, (automaton.read < length) & view.decided)
-    after = Automaton(
-        _write_states(automaton, job, view, act),
-        _write_edge(automaton.edges, job, view, act),
-        automaton.count + _creates(view, act),
-        jnp.where(act.ends, view.new, automaton.last),
-        automaton.read + act.ends,
-    )
+    states, edges = _write_states(automaton, job, view, act), _write_edge(automaton, job, view, act)
+    count = automaton.count + _creates(view, act)
+    last = jnp.where(act.ends, view.new, automaton.last)
+    after = Automaton(states, edges, count, last, automaton.read + act.ends)
     return after, _next_job(job, view, act, automaton.count)
 
 
@@ -206,7 +200,8 @@ def _look_up(automaton: Automaton, job: _Job, tokens: Array) -> _View:
     token = jnp.where(copying, copied[TOKEN], tokens[automaton.read])
 
     size = edges.shape[0]
-    place = (_hash(source, token) % size + job.passed + jnp.arange(BUCKET)) % size
+    place = (hashed(source, token) >> 1) % size
+    place = (place + job.passed + jnp.arange(BUCKET)) % size
     seen = edges[place]
     equal = (seen[:, STATE] == source) & (seen[:, TOKEN] == token)
     # Edges are never removed, so the key cannot be behind a free slot.
@@ -236,21 +231,20 @@ def _creates(view: _View, act: _Actions) -> Array:
     return (act.adds & view.first) | act.splits
 
 
-def _write_edge(edges: Array, job: _Job, view: _View, act: _Actions) -> Array:
+def _write_edge(automaton: Automaton, job: _Job, view: _View, act: _Actions) -> Array:
     leads_to = jnp.where(act.copies, view.copied[TARGET], view.new)
     made = jnp.stack([view.source, view.token, leads_to, view.source_state[HEAD]])
     made = jnp.where(act.adds | act.copies, made, view.edge)
     made = made.at[TARGET].set(jnp.where(act.redirects, job.clone, made[TARGET]))
-    return _put(edges, act.adds | act.copies | act.redirects, view.slot, made)
+    return _put(automaton.edges, act.adds | act.copies | act.redirects, view.slot, made)
 
 
 def _write_states(automaton: Automaton, job: _Job, view: _View, act: _Actions) -> Array:
     count, own, target = automaton.count, view.source_state, view.target_state
-    created = jnp.where(
-        act.adds & view.first,
-        jnp.stack([automaton.read + 1, ROOT, automaton.read + 1, NONE]),
-        jnp.stack([own[LENGTH] + 1, target[LINK], target[FIRST_END], NONE]),
-    )
+    begins = act.adds & view.first
+    text = jnp.stack([automaton.read + 1, ROOT, automaton.read + 1, NONE])
+    clone = jnp.stack([own[LENGTH] + 1, target[LINK], target[FIRST_END], NONE])
+    created = jnp.where(begins, text, clone)
     # One entry of an existing state changes: the newest edge, or the suffix link.
     new_edge, leads_to = act.adds | act.copies, view.edge[TARGET]
     changes = new_edge | act.joins | act.splits | (act.ends & (job.phase == REDIRECT))
@@ -261,12 +255,8 @@ def _write_states(automaton: Automaton, job: _Job, view: _View, act: _Actions) -
     old = jnp.where(which == leads_to, target, view.new_state)
     old = jnp.where(which == view.source, own, old)
     changed = jnp.where(jnp.arange(4) == column, value, old)
-    return _put(
-        automaton.states,
-        jnp.stack([_creates(view, act), changes]),
-        jnp.stack([count, which]),
-        jnp.stack([created, changed]),
-    )
+    when, where = jnp.stack([_creates(view, act), changes]), jnp.stack([count, which])
+    return _put(automaton.states, when, where, jnp.stack([created, changed]))
 
 
 def _next_job(job: _Job, view: _View, act: _Actions, count: Array) -> _Job:
@@ -297,16 +287,6 @@ def _put(table: Array, when: Array, index: Array, record: Array) -> Array:
     """The table with new records at some places; where ``when`` is False no record is written."""
     at = jnp.where(when, index, table.shape[0])
     return table.at[at].set(record.astype(table.dtype), mode="drop")
-
-
-def _hash(state: Array, token: Array) -> Array:
-    """uint32 from which the place in the table is taken, mixed by multiplying and shifting."""
-    left = state.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)
-    right = token.astype(jnp.uint32) * jnp.uint32(0x85EBCA77)
-    mixed = left ^ right
-    mixed = (mixed ^ mixed >> 15) * jnp.uint32(0x2C1B3C6D)
-    mixed = (mixed ^ mixed >> 12) * jnp.uint32(0x297A2D39)
-    return (mixed ^ mixed >> 15) >> 1
 
 
 REFERENCE = "hu2025sam"
@@ -364,20 +344,17 @@ def make(target: LM, keys: Keys) -> Drafter:
 
 
 def _init(params, context, target_out, slots):
-    automaton = empty(context.length.shape[0], slots)
-    return extend(automaton, context.tokens, context.length)
+    return extend(empty(context.length.shape[0], slots), context.tokens, context.length)
 
 
 def _propose(settings: Keys, sizes: Sizes, params, keys, context, automaton):
     text = context.tokens, context.length
     automaton = extend(automaton, *text)
     match = occurrence(automaton, settings.gamma, settings.min_match)
-    place = jnp.where(match.longest > 0, match.end, -1)[:, None]
     own = jax.vmap(lambda tokens, length, at: follow(tokens, at, settings.gamma, length)[0])
-    tokens = own(*text, place)
+    tokens = own(*text, jnp.where(match.longest > 0, match.end, -1)[:, None])
     if params.draft:
-        stored = jax.vmap(Bound(_stored, settings, sizes), (None, 0, 0))
-        others, size = stored(params.draft, *text)
+        others, size = jax.vmap(Bound(_stored, settings, sizes), (None, 0, 0))(params.draft, *text)
         use_own = (match.longest > 0) & (match.longest >= size - settings.bias)
         tokens = jnp.where(use_own[:, None], tokens, others)
     return Draft(jnp.maximum(tokens, 0), tokens >= 0), automaton
@@ -390,6 +367,5 @@ def _stored(settings: Keys, sizes: Sizes, store, text, length) -> tuple[Array, A
     middle = sample(order, low, high, 1)[0] + size
     # The middle one may be at the end of its document; then a token follows the last one.
     last = jnp.take(order, jnp.maximum(high - 1, 0)) + size
-    followed = jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0
-    start = jnp.where(followed, middle, last)
+    start = jnp.where(jnp.take(tokens, middle, mode="fill", fill_value=-1) >= 0, middle, last)
     return follow(tokens, jnp.where(size > 0, start, -1)[None], settings.gamma)[0], size

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import counts, ngrams
 from specjax.declare import key
 from specjax.drafters.lookup import _frequency, _memory
 from specjax.drafters.lookup._match import (
@@ -53,13 +53,19 @@ class Settings(NamedTuple):
     keys: Keys
     nodes: int
     depth: int  # at most nodes
-    limits: tuple[float, ...]  # most tokens of a candidate, for the match lengths 1..max_ngram
     sizes: Sizes
 
     @property
     def lengths(self) -> Array:
         """i32[M] the match lengths."""
         return jnp.arange(1, self.sizes.most + 1, dtype=jnp.int32)
+
+    @property
+    def limits(self) -> Array:
+        """f32[M] the most tokens of a candidate, for each match length."""
+        keys, sizes = self.keys, np.arange(1, self.sizes.most + 1, dtype=np.float32)
+        limits = np.clip(np.floor(keys.factor * sizes + keys.offset + 1e-6), 0, self.nodes)
+        return jnp.asarray(np.where(sizes >= keys.min_ngram, limits, 0), jnp.float32)
 
 
 class _Candidates(NamedTuple):
@@ -75,8 +81,8 @@ class Keys(DatastoreKeys):
 
     LENGTH = "depth"
 
-    nodes: int | None = key(None, "most tokens drafted. None: 16, of a path ``depth``.")
-    depth: int | None = key(None, "longest path. None: 16, of a path ``nodes``.")
+    nodes: int | None = key(None, "most tokens drafted. None: 16, of a path ``depth``.", least=1)
+    depth: int | None = key(None, "longest path. None: 16, of a path ``nodes``.", least=1)
     mode: str = key(
         "tree",
         '"tree", or "path" for a chain, which has no more nodes than ``depth``',
@@ -104,7 +110,17 @@ class Keys(DatastoreKeys):
     )
 
     def check(self) -> None:
-        ngrams(self.max_ngram, self.min_ngram)
+        super().check()
+        if self.mode == "path" and self.nodes and self.depth and self.nodes > self.depth:
+            raise UserError(
+                f"nodes is {self.nodes} and depth {self.depth}: a path has at most {self.depth} "
+                "nodes; lower nodes, or raise depth"
+            )
+        if self.factor * self.max_ngram + self.offset < 1:
+            raise UserError(
+                f"factor is {self.factor} and offset {self.offset}: "
+                f"even a match of {self.max_ngram} tokens may propose no token; raise one of them"
+            )
 
 
 @declare.method(Keys)
@@ -115,57 +131,27 @@ def make(target: LM, keys: Keys) -> Drafter:
         UserError: numbers out of range, unknown ``mode``, more nodes than a path can have, a
             datastore of another tokenizer.
     """
-    nodes, depth = _size(keys.nodes, keys.depth, keys.mode)
-    limits = _limits(nodes, keys.max_ngram, keys.min_ngram, keys.factor, keys.offset)
+    tree = keys.mode == "tree"
+    nodes = keys.nodes or (None if tree else keys.depth) or SIZE
+    depth = min(keys.depth or SIZE, nodes) if tree else nodes
     store = _memory.load(target, keys.datastore, keys.max_ngram)
     # The limits leave out what is shorter than ``min_ngram``.
     sizes = Sizes(keys.max_ngram, 1, _memory.reach(store, keys.max_ngram))
-    settings = Settings(keys.settings(), nodes, depth, limits, sizes)
-    longest = depth if keys.mode == "tree" else None
-    return _memory.drafter("suffix", keys, store, Bound(_row, settings), nodes, longest)
-
-
-def _size(nodes: int | None, depth: int | None, mode: str) -> tuple[int, int]:
-    """(nodes, depth) with depth <= nodes; None is the default. Raises UserError."""
-    given = {name: n for name, n in (("nodes", nodes), ("depth", depth)) if n is not None}
-    counts(**given)
-    if mode == "tree":
-        most, longest = given.get("nodes", SIZE), given.get("depth", SIZE)
-        return most, min(longest, most)
-    most = given.get("nodes", given.get("depth", SIZE))
-    longest = given.get("depth", most)
-    if most > longest:
-        raise UserError(
-            f"nodes is {most} and depth {longest}: a path has at most {longest} nodes; "
-            "lower nodes, or raise depth"
-        )
-    return most, most
-
-
-def _limits(
-    nodes: int, max_ngram: int, min_ngram: int, factor: float, offset: float
-) -> tuple[float, ...]:
-    """The most tokens of a candidate for each match length. Raises UserError."""
-    if factor * max_ngram + offset < 1:
-        raise UserError(
-            f"factor is {factor} and offset {offset}: "
-            f"even a match of {max_ngram} tokens may propose no token; raise one of them"
-        )
-    sizes = jnp.arange(1, max_ngram + 1)
-    limits = jnp.clip(jnp.floor(factor * sizes + offset + 1e-6), 0, nodes)
-    return tuple(jnp.where(sizes >= min_ngram, limits, 0).tolist())
+    settings = Settings(keys.settings(), nodes, depth, sizes)
+    row = Bound(_row, settings)
+    return _memory.drafter("suffix", keys, store, row, nodes, depth if tree else None)
 
 
 def _row(settings: Settings, store, text, length, state) -> tuple:
     """One row's draft: tokens i32[N], valid bool[N], and for a tree parents i32[N]."""
-    limits = jnp.asarray(settings.limits, jnp.float32)
-    candidates, limit = _own(settings, text, length), limits
+    limit, candidates = settings.limits, _own(settings, text, length)
     if store:
         stored = _stored(settings, **store, text=text, length=length)
         candidates = jax.tree.map(lambda *x: jnp.concatenate(x), candidates, stored)
-        limit = jnp.concatenate([limits, limits])
+        limit = jnp.concatenate([limit, limit])
     tree = settings.keys.mode == "tree"
-    score = jax.vmap(Bound(_tree_score if tree else _path_score, settings))(candidates, limit)
+    scored = _tree_score if tree else lambda *args: _as_path(*args)[2]
+    score = jax.vmap(Bound(scored, settings))(candidates, limit)
     best = _best_candidate(settings, score)
     chosen = jax.tree.map(lambda x: x[best], candidates)
     good = (score[best] > 0) & (score[best] >= settings.keys.min_score)
@@ -217,19 +203,13 @@ def _tree_score(settings: Settings, candidate: _Candidates, limit) -> Array:
     return jnp.where(jnp.arange(best.shape[0]) < limit, best, 0).sum()
 
 
-def _path_score(settings: Settings, candidate: _Candidates, limit) -> Array:
-    """The score of one candidate as a path, f32[]."""
-    return _as_path(settings, candidate, limit)[2]
-
-
 def _best_candidate(settings: Settings, score) -> Array:
     """The number of the candidate with the highest score, i32[].
 
     Among equal scores the longest match, and the row's own text before earlier outputs.
     """
     size, count = settings.sizes.most, len(score)
-    preference = jnp.tile(settings.lengths, count // size) * 2 + (jnp.arange(count) < size)
-    order = jnp.argsort(preference)
+    order = jnp.argsort(jnp.tile(settings.lengths, count // size) * 2 + (jnp.arange(count) < size))
     return order[count - 1 - jnp.argmax(score[order][::-1])]
 
 

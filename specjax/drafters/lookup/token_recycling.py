@@ -80,8 +80,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     Raises:
         UserError: an invalid shape, more children than top_k, top_k above the vocabulary's size.
     """
-    own = not isinstance(keys.tree, str) or keys.tree
-    shape = shapes.parse(keys.tree) if own else default_tree()
+    shape = default_tree() if keys.tree == "" else shapes.parse(keys.tree)
     if shape.branching > keys.top_k:
         raise UserError(
             f"top_k is {keys.top_k} and a node of the tree has {shape.branching} children; "
@@ -132,15 +131,10 @@ def _propose(shape: Topology, params, keys, context, state):
         successor = state.matrix[row, jnp.clip(parent, 0, last), ranks[nodes]]
         above, numbers = jnp.where(parent < 0, -1, successor), nodes
         levels.append(above)
-    order = np.argsort(np.concatenate(shape.levels))
-    tokens = jnp.concatenate(levels, 1)[:, order]
-    draft = Draft(
-        tokens=tokens,
-        valid=tokens >= 0,
-        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape),
-        depth=shape.depth,
-    )
-    return draft, state.replace(pending=pending)
+    tokens = jnp.concatenate(levels, 1)[:, np.argsort(np.concatenate(shape.levels))]
+    valid = tokens >= 0
+    above = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), tokens.shape)
+    return Draft(tokens, valid, above, depth=shape.depth), state.replace(pending=pending)
 
 
 def _update(top_k: int, params, state, draft, verdict, target_out):
@@ -153,8 +147,7 @@ def _learn(params, state, prompt_lengths):
     old = matrix = np.asarray(params.draft["matrix"])
     for row in np.asarray(state.draft.matrix):
         # Entries that a row did not change must not overwrite what another row learned.
-        new = (row != old).any(-1, keepdims=True)
-        matrix = np.where(new & (row >= 0), row, matrix)
+        matrix = np.where((row != old).any(-1, keepdims=True) & (row >= 0), row, matrix)
     return {"matrix": jnp.asarray(matrix)}
 
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.checks import ngrams
 from specjax.declare import key
 from specjax.drafters.lookup import _frequency, _match, _memory
 from specjax.drafters.lookup._match import Sizes
@@ -53,9 +52,6 @@ class Keys(DatastoreKeys):
         above=0,
         below=1,
     )
-
-    def check(self) -> None:
-        ngrams(self.max_ngram, self.min_ngram)
 
 
 @declare.method(Keys)
