@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from experiments.tables import by_temperature, number, source, table
 
-
 SEED = ", seed "  # before the seed in the name of a study that repeats another
 
 
