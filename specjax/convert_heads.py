@@ -145,8 +145,9 @@ def _zero_biases(tensors: Mapping[str, tensor_files.Tensor]) -> dict[str, tensor
     for name, tensor in tensors.items():
         bias = name.removesuffix("weight") + "bias"
         if name.endswith(_QKV) and bias not in tensors:
-            facts = tensor.shape[:1], tensor.dtype
-            result[bias] = tensor_files.Tensor(*facts, Bound(np.zeros, *facts))
+            shape = tensor.shape[:1]
+            zeros = Bound(np.zeros, shape, tensor.dtype)
+            result[bias] = tensor_files.Tensor(shape, tensor.dtype, zeros)
     return result
 
 

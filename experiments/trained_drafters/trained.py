@@ -97,7 +97,7 @@ LONG: dict[str, Trained] = {
 TRAINED |= LONG
 # The configurations of drafters whose probs of a depth do not depend on the tokens before it.
 MARGINAL = ("block_head", "pard", "p_eagle", "medusa", "mtp_heads")
-# Forms of ``block_head`` whose logits of a depth depend on the draft's tokens before it. Their trees
+# Forms of ``block_head`` whose logits depend on the draft's tokens before them. Their trees
 # are dynamic: for "dspark" that is PCTree (2608.02123).
 CORRECTED = ("dspark", "domino", "dflash2", "xpress")
 

@@ -123,9 +123,16 @@ def tune(
     ids = encode(model, prompts)
     if whole("batch_size", batch_size, 1) > len(ids):
         raise UserError(f"batch_size is {batch_size} and there are {len(ids)} prompts; give more")
-    new, repeats = whole("max_new_tokens", max_new_tokens, 1), whole("repeats", repeats, 1)
-    decoded = (model.lm, model.params, ids, {"temperature": temperature}, batch_size, new)
-    job = Job(*decoded, model.eos_ids, repeats=repeats)
+    job = Job(
+        model.lm,
+        model.params,
+        ids,
+        {"temperature": temperature},
+        batch_size,
+        whole("max_new_tokens", max_new_tokens, 1),
+        model.eos_ids,
+        repeats=whole("repeats", repeats, 1),
+    )
     _check_methods(chosen := candidates(model.draft is not None) if methods is None else methods)
     with tempfile.TemporaryDirectory() as folder:
         with memory.errors():
@@ -209,11 +216,15 @@ def _with_profile(
     text = own.get("control")
     if control.wants_profile(text):
         filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
-        jobs = [job._replace(prompts=filled, eos_id=())]
-        say = lambda message: report(f"{label}: {message}")  # noqa: E731
-        names = Path(model.target.directory).name, str(own["name"])
-        how = {"acceptance": False, "nodes": profile.by_nodes(text)}
-        write_json(where, profile.measure(jobs, make, say, names=names, **how).to_json())
+        measured = profile.measure(
+            [job._replace(prompts=filled, eos_id=())],
+            make,
+            lambda message: report(f"{label}: {message}"),
+            names=(Path(model.target.directory).name, str(own["name"])),
+            acceptance=False,
+            nodes=profile.by_nodes(text),
+        )
+        write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
     if model.draft is not None and _needs_model(str(own["name"])):
@@ -349,10 +360,12 @@ def _choice(file: Path, rows: int, sampled: bool, draft: str, tried: Sequence[Tr
         name, values = control.read(str(keys["control"]))
         if values.get("profile"):
             measured = costs_lib.read(str(values["profile"]))
-            costs, sizes = measured.batches, range(1, rows + 1)
+            sizes = sorted(measured.batches)
             # For fewer rows the costs of the next larger number.
-            larger = [min((n for n in costs if n >= size), default=max(costs)) for size in sizes]
-            batches = {size: costs[n] for size, n in zip(sizes, larger, strict=True)}
+            batches = {
+                size: measured.batches[next((n for n in sizes if n >= size), sizes[-1])]
+                for size in range(1, rows + 1)
+            }
             value = measured._replace(batches=batches).to_json()
             # A method is made anew where its keys change: another profile has another name.
             digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

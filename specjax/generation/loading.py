@@ -159,8 +159,10 @@ class Model:
             drafter = probe.replaced(self.target, drafter, lines.append)
         if lines:
             warnings.warn(lines[-1], stacklevel=2)
-        given = (self.lm, self.params, MethodChoice(drafter, accept, {}, warm))
-        return methods.build(*given, label="", seed=0, temperatures=(temperature,))
+        choice = MethodChoice(drafter, accept, {}, warm)
+        return methods.build(
+            self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
+        )
 
 
 def _spelled(value: Any) -> str | int:

@@ -39,7 +39,7 @@ def for_tunix(drafter: Choice = "suffix", accept: str = "", warm: bool = False) 
         raise UserError(f"tunix is missing ({error}); pip install google-tunix==0.1.7") from None
     # Of two base classes the first one has the methods that the second one leaves open.
     how = {"drafter": drafter, "accept": accept, "warm": warm}
-    return type("Rollout", (_Worker, base_rollout.BaseRollout), {"method": how})
+    return type("Rollout", (_Worker, base_rollout.BaseRollout), how)
 
 
 class _Worker:
@@ -51,7 +51,9 @@ class _Worker:
     the number of the call. Programs are compiled for each 64 tokens of the longest prompt.
     """
 
-    method: dict[str, Any]  # arguments of ``generate_text``: drafter, accept, warm
+    drafter: Choice
+    accept: str
+    warm: bool
 
     def __init__(self, rollout_actor: nnx.Module, tokenizer: Any, **_: Any):
         from tunix.generate import tokenizer_adapter  # pyright: ignore[reportMissingImports]
@@ -79,7 +81,9 @@ class _Worker:
             self._models[ends],
             [each for each, _ in groups] if several else ids,
             n=sizes.pop() if several else 1,
-            **self.method,
+            drafter=self.drafter,
+            accept=self.accept,
+            warm=self.warm,
             max_new_tokens=how.max_tokens_to_generate,
             temperature=how.temperature,
             top_k=max(how.top_k or 0, 0),
@@ -107,10 +111,15 @@ class _Worker:
         """tunix's own function, with the model's parameters."""
         from tunix.rl import common  # pyright: ignore[reportMissingImports]
 
-        tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-        tokens |= {"pad_id": self.pad_id(), "eos_id": self.eos_id()}
-        how = {"stop_gradient": True, "return_logits": False}
-        return common.compute_per_token_logps(*nnx.split(self._actor), **tokens, **how)
+        return common.compute_per_token_logps(
+            *nnx.split(self._actor),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            pad_id=self.pad_id(),
+            eos_id=self.eos_id(),
+            stop_gradient=True,
+            return_logits=False,
+        )
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Gives the model other parameters, if it does not share them with the trainer."""

@@ -230,16 +230,20 @@ def _run(
     eos = (-1,) * len(model.eos_ids) if ignore_eos else model.eos_ids
     ends = {"end_ids": model.eos_ids} if settings.get("min_new_tokens") else {}
     how = {"temperature": temperature, "vocab_size": model.lm.vocab_size, **ends, **settings}
-    tokens = (model.lm.token_bytes, model.lm.vocab_size, model.eos_ids)
-    how["grammar"] = grammar.of_setting(how.get("grammar"), *tokens)
+    how["grammar"] = grammar.of_setting(
+        how.get("grammar"), model.lm.token_bytes, model.lm.vocab_size, model.eos_ids
+    )
     return _Run(model, method, how, max_new_tokens, stops_of_texts, logprobs, eos)
 
 
 def _check_params(params: Params, like: Params) -> None:
     """Raises UserError for parameters of other names, shapes or dtypes."""
-    leaves, name_of = jax.tree_util.tree_leaves_with_path, jax.tree_util.keystr
     found, known = (
-        {name_of(path): shown(leaf) for path, leaf in leaves(each)} for each in (params, like)
+        {
+            jax.tree_util.keystr(path): shown(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(each)
+        }
+        for each in (params, like)
     )
     differing = [name for name in {**known, **found} if found.get(name) != known.get(name)]
     if differing or jax.tree.structure(params) != jax.tree.structure(like):

@@ -89,11 +89,17 @@ def methods(
     """
     built, chosen, refused = [], choices or settings.methods, None
     several = any(choice.of_gammas for choice in chosen.values())
-    how: dict[str, Any] = {"seed": settings.seed, "temperatures": settings.temperatures}
     for label, choice in chosen.items():
         try:
             own = choice._replace(drafter=probe.replaced(target, choice.drafter, note))
-            method = methods_lib.build(target.lm, target.params, own, label=label, **how)
+            method = methods_lib.build(
+                target.lm,
+                target.params,
+                own,
+                label=label,
+                seed=settings.seed,
+                temperatures=settings.temperatures,
+            )
         except TooLong as error:
             if not choice.of_gammas:
                 raise

@@ -53,8 +53,12 @@ class Cell(NamedTuple):
     uncut: bool  # whether the prompts are as in the file, not cut to a context length
 
 
-# A continuation to trace: the number is that of its prompt.
-_Traced = tuple[Cell, passes.Method, int]
+class _Traced(NamedTuple):
+    """A continuation to trace."""
+
+    cell: Cell
+    method: passes.Method
+    number: int  # of the prompt
 
 
 class Parts:
@@ -192,7 +196,7 @@ def _traced(cells: Sequence[Cell], settings: Settings) -> list[_Traced]:
     first = {cell.job.settings["temperature"]: cell for cell in reversed(cells)}
     first = {key: _longer(cell, settings.trace_tokens) for key, cell in first.items()}
     result = [
-        (cell, method, number)
+        _Traced(cell, method, number)
         for cell in list(first.values())[::-1]
         for method in cell.methods
         for number in range(min(prompts, len(cell.job.prompts)))
@@ -200,7 +204,7 @@ def _traced(cells: Sequence[Cell], settings: Settings) -> list[_Traced]:
     if settings.show_trace and not result:
         cell = next(reversed(first.values()))
         method = next((m for m in cell.methods if m.drafter.nodes), cell.methods[0])
-        result = [(cell, method, 0)]
+        result = [_Traced(cell, method, 0)]
     return result
 
 
@@ -240,9 +244,20 @@ def write(
     if measured.traces:
         own["trace.jsonl"] = "".join(json.dumps(trace) + "\n" for trace in measured.traces)
     curves = results.curves(rows)
-    about = {"repeats": settings.repeats, "uncertainty": uncertainty.ABOUT, "seconds": seconds}
-    about |= {"processes": jax.process_count(), "peak_bytes": peak, "curves": curves}
-    path = workdirs.write(settings, workdir, rows, files=own, **about, targets=targets, **more)
+    path = workdirs.write(
+        settings,
+        workdir,
+        rows,
+        files=own,
+        repeats=settings.repeats,
+        uncertainty=uncertainty.ABOUT,
+        seconds=seconds,
+        processes=jax.process_count(),
+        peak_bytes=peak,
+        curves=curves,
+        targets=targets,
+        **more,
+    )
     console.print(terminal.table(rows))
     console.print(
         "[dim]tau: tokens per round; loops: repeated 4-grams of the outputs; "

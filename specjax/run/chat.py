@@ -57,8 +57,15 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     counted = [results.Decoded(each.prompt.category, each.counts, each.ids) for each in answers]
     rows = results.rows_of_texts(method, target.lm, counted, settings.sampling.temperature, 1)
     written = [(each.prompt, each.text, each.ids) for each in answers]
-    more = {"command": command, "target": facts, "unfinished": bool(interrupts)}
-    workdirs.write_texts(settings, workdir, rows, written, **more)
+    workdirs.write_texts(
+        settings,
+        workdir,
+        rows,
+        written,
+        command=command,
+        target=facts,
+        unfinished=bool(interrupts),
+    )
     if interrupts:
         raise interrupts[0]
 
@@ -112,8 +119,7 @@ def _job(
     """
 
     def size_of(each: Conversation, turn: int) -> int:
-        how = turn, [""] * turn, template
-        prompt = prompts_lib.prompt_of(settings.source, target, each, *how)
+        prompt = prompts_lib.prompt_of(settings.source, target, each, turn, [""] * turn, template)
         return len(prompt.ids) + turn * settings.max_new_tokens
 
     first = [size_of(each, 0) for each in conversations]

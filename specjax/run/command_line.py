@@ -163,10 +163,11 @@ def _read_flags(
         _, found, key = overrides.near(config, config, name).partition("did you mean ")
         hint = f"; did you mean --config.{key.removeprefix('config.')}" if found else ""
         raise UserError(f"Unknown command line flag {name!r}{hint}") from None
+    except flags.Error as error:
+        message = str(error).partition(": Traceback")[0]
+        raise UserError(overrides.type_error(config, settings, message) or message) from None
     except Exception as error:  # ml_collections raises many kinds for overrides
         message = f"{type(error).__name__}: {error}"
-        if isinstance(error, flags.Error):
-            message = str(error).partition(": Traceback")[0]
         raise UserError(overrides.type_error(config, settings, message) or message) from None
     if len(rest) > 1:
         raise UserError(
@@ -188,14 +189,17 @@ def main(argv: list[str] | None = None) -> int:
         config, name, values = _parsed(argv)
         with process.connected(values, config), memory.errors(), workdirs.opened(name) as workdir:
             run(config, workdir, shlex.join(["python", "-m", "specjax.run", *argv[1:]]))
-    except (UserError, NotLossless) as error:
-        return terminal.fail(str(error), 2 if isinstance(error, UserError) else 1)
+    except UserError as error:
+        return terminal.fail(str(error))
+    except NotLossless as error:
+        return terminal.fail(str(error), 1)
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
         return terminal.fail(f"{error}: a path begins with ~ and the name of an unknown user")
     except OSError as error:  # such as a full disk, where nothing else has said what is wrong
-        where, reason = f"{error.filename}: " if error.filename else "", error.strerror or error
+        where = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or error
         return terminal.fail(f"{where}{reason}; look after the disk, and run again")
     except KeyboardInterrupt as error:
         return terminal.fail(process.MESSAGE, process.status_of(error))

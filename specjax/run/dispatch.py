@@ -50,7 +50,8 @@ def train(config: Config, workdir: Path) -> None:
 
     lines = [str(workdir)]
     for key, value in recipes.run(config, workdir).items():
-        lines.append(f"  {key}: {f'{value:.4g}' if isinstance(value, float) else value}")
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        lines.append(f"  {key}: {text}")
     terminal.console().print(Text("\n".join(lines), "dim"))
 
 
@@ -113,8 +114,10 @@ def _fill(config: Config, workdir: str) -> None:
         if isinstance(value, ConfigDict):
             _fill(value, workdir)
         elif isinstance(value, str | tuple) and "{workdir}" in str(value):
-            filled = lambda x: x.replace("{workdir}", workdir) if isinstance(x, str) else x  # noqa: E731
-            config[key] = jax.tree.map(filled, value)
+            config[key] = jax.tree.map(
+                lambda leaf: leaf.replace("{workdir}", workdir) if isinstance(leaf, str) else leaf,
+                value,
+            )
 
 
 def _take_kept(config: Config) -> None:
@@ -261,9 +264,12 @@ def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
             checks.check_training(config)
             optimise.optimiser(**config.optimiser, steps=config.train.steps)
             checks.text_kind(config.data)
+        elif config.objective == "generate":
+            checks.check_generate(config)
+        elif config.objective == "features":
+            checks.check_features(config)
         else:
-            others = {"generate": checks.check_generate, "features": checks.check_features}
-            others.get(config.objective, checks.check_lookup_data)(config)
+            checks.check_lookup_data(config)
         _check_loss(config)
         if config.objective == "heads":
             drafters.check(**given(config.drafter))

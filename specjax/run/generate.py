@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -217,8 +217,15 @@ def beams(settings: Settings, workdir: Path, command: str | None) -> None:
     pairs = zip(chosen.prompts, found, strict=True)
     written = [(prompt, best.text, best.tokens) for prompt, (best, *_) in pairs]
     facts = provenance.target(target.params, name="", directory=target.directory)
-    more = {"hypotheses": [[each._asdict() for each in row] for row in found]}
-    workdirs.write_texts(settings, workdir, [row], written, command=command, target=facts, **more)
+    workdirs.write_texts(
+        settings,
+        workdir,
+        [row],
+        written,
+        command=command,
+        target=facts,
+        hypotheses=[[each._asdict() for each in row] for row in found],
+    )
 
 
 class _Searches:
@@ -260,24 +267,31 @@ class _Searches:
             self._steps += int(found.steps[: len(part)].sum())
             self._passes += int(found.passes[: len(part)].sum())
             scores = np.asarray(found.scores).tolist()
+            # The last part is filled up with prompts that count once.
             for prompt, outputs, row in zip(part, found.outputs(), scores, strict=False):
                 self._found[prompt.question, prompt.turn] = self._hypotheses(prompt, outputs, row)
         return [self._found[prompt.question, prompt.turn] for prompt in prompts]
 
     def _search(self, ids: list[list[int]], width: int) -> decode.Beams:
         settings, options = self._settings, self._settings.beams
-        eos = () if settings.ignore_eos else self._target.config.eos_token_id
-        how: dict[str, Any] = {"beams": options.count, "returned": options.returned, "eos_id": eos}
-        how |= {"length_penalty": options.length_penalty, "draft": self._draft}
-        how |= {"early_stopping": options.EARLY[options.early_stopping]}
-        how |= {"max_new_tokens": settings.max_new_tokens}
-        packed = decode.pack_prompts(ids, width)
-        found = decode.beam_search(self._target.lm, self._params, *packed, **how)
+        found = decode.beam_search(
+            self._target.lm,
+            self._params,
+            *decode.pack_prompts(ids, width),
+            beams=options.count,
+            max_new_tokens=settings.max_new_tokens,
+            returned=options.returned,
+            length_penalty=options.length_penalty,
+            early_stopping=options.EARLY[options.early_stopping],
+            eos_id=() if settings.ignore_eos else self._target.config.eos_token_id,
+            draft=self._draft,
+        )
         decode.check(found)
         return found
 
     def _hypotheses(self, prompt: Prompt, outputs: list, scores: list) -> list[Hypothesis]:
-        before, spell = self._target.lm.continued(prompt.ids), self._target.text_tokenizer.decode
+        before = self._target.lm.continued(prompt.ids)
+        spell = self._target.text_tokenizer.decode
         texts = [stops.cut(tokens, (), spell, before).text for tokens in outputs]
         return [*map(Hypothesis, texts, outputs, scores)]
 
@@ -289,8 +303,14 @@ class _Searches:
             nodes += self._draft.gamma * (self._draft.beams or options.count)
         steps, rounds = self._steps, self._passes
         counts = metrics.Counts(steps, rounds, steps - rounds, none, none, rounds * nodes)
-        how: dict[str, Any] = {"temperature": 0.0, "batch_size": self._settings.batch_size}
-        how |= {"prompts": len(outputs), "rate": steps / self._seconds}
-        rule = accept.load("deterministic")
-        row = results.new_row(self._name, rule, counts, **how, outputs=outputs)
+        row = results.new_row(
+            self._name,
+            accept.load("deterministic"),
+            counts,
+            temperature=0.0,
+            batch_size=self._settings.batch_size,
+            prompts=len(outputs),
+            rate=steps / self._seconds,
+            outputs=outputs,
+        )
         return row | {"accept": None, "class": None}

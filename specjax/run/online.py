@@ -82,8 +82,9 @@ def _prepared(
     common.check_savable(choice.drafter["name"], method.drafter, method.params.draft)
     job = build.job(settings, target, chosen, temperature, settings.batch_size)
     keys, longest = given(settings.loss), job.width + job.max_new_tokens
-    models = job.target, method.drafter
-    loss = online_lib.loss_of(*models, longest, temperature=temperature or 1.0, keys=keys)
+    loss = online_lib.loss_of(
+        job.target, method.drafter, longest, temperature=temperature or 1.0, keys=keys
+    )
     steps = max(1, len(job.prompts) // options.every)
     optimiser = optimise.optimiser(steps, **dataclasses.asdict(settings.optimiser))
     return job, method, online_lib.learner(job, method, loss, optimiser, options)
@@ -167,8 +168,8 @@ def _show(console, windows: Sequence[Mapping[str, Any]], about: Mapping[str, Any
     for one in windows:
         topics = Text(", ".join(f"{name} {count}" for name, count in one["categories"].items()))
         alpha = "" if one["alpha"] is None else f"{one['alpha']:.3f}"
-        counts = (str(one["updates"]), alpha, f"{one['tau']:.2f}")
-        table.add_row(f"{one['first']} to {one['last']}", *counts, topics)
+        requests, updates = f"{one['first']} to {one['last']}", str(one["updates"])
+        table.add_row(requests, updates, alpha, f"{one['tau']:.2f}", topics)
     console.print(table)
     console.print(Text(LEGEND, "dim"))
     cost = f"{1e3 * about['seconds_per_request']:.0f} ms per request"

@@ -198,14 +198,17 @@ def _ending() -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        atexit.register(leave, 2)
+        raise
     except KeyboardInterrupt as error:
         atexit.register(leave, status_of(error))
         raise
     except BaseException as error:
-        mistake, ended = isinstance(error, UserError), any(word in str(error) for word in _ENDED)
-        atexit.register(leave, 2 if mistake or ended else 1)
-        if mistake or not ended:
+        if not any(word in str(error) for word in _ENDED):
+            atexit.register(leave, 1)
             raise
+        atexit.register(leave, 2)
         raise UserError(
             "another process has ended before its work was done; the same commands resume the run"
         ) from None

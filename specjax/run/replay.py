@@ -90,8 +90,14 @@ def _rows(
 ) -> list[dict]:
     """The rows of one method: of all conversations, and of each category, sorted by name."""
     batch_size, most = min(settings.batch_size, len(traces)), settings.max_new_tokens
-    how = {"batch_size": batch_size, "max_new_tokens": most, "seed": settings.seed}
-    measured = replay_lib.measure_rounds(method, traces, **how, report=report)
+    measured = replay_lib.measure_rounds(
+        method,
+        traces,
+        batch_size=batch_size,
+        max_new_tokens=most,
+        seed=settings.seed,
+        report=report,
+    )
     texts = [_decoded(*each, most) for each in zip(traces, measured, strict=True)]
     texts.sort(key=lambda text: text.category or "")
     return results.rows_of_texts(method, target, texts, 0.0, batch_size)

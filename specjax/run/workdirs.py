@@ -208,7 +208,7 @@ def write_texts(
 ) -> None:
     """``write`` with the new texts, and ``settings.record``; prints their paths."""
     console = terminal.console()
-    prompts, texts, outputs = zip(*written, strict=True)
+    prompts, texts, outputs = ([each[part] for each in written] for part in range(3))
     path = write(settings, workdir, rows, texts=texts, token_ids=outputs, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
