@@ -240,7 +240,10 @@ def argmax_gap(
         logits; "different", the number of texts that are not ``expected``; "first_difference",
         {"prompt", "token", "ulps"} of the earliest place where one differs, or None.
     """
-    call = lambda context: np.stack(_gaps(texts.target, texts.params, context), -1)  # noqa: E731
+
+    def call(context: Context) -> np.ndarray:
+        return np.stack(_gaps(texts.target, texts.params, context), -1)
+
     values = at_tokens(call, texts)
     gaps = [np.minimum(row[:, 0], np.finfo(np.float32).max) for row in values]
     scaled = [gap / row[:, 1] for gap, row in zip(gaps, values, strict=True)]

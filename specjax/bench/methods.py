@@ -102,11 +102,18 @@ def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
     Text without a tokenizer is shown as token ids. Raises UserError for other objects.
     """
     if isinstance(target, hf.Loaded):
-        facts = target.config.eos_token_id, target.directory, target.config.longest_text
-        if (tokenizer := target.tokenizer) is None:
-            return Model(target.lm, target.params, None, _numbers, *facts)
-        encode = lambda text: of_text(target.lm, tokenizer.encode(text).ids, "a prompt")  # noqa: E731
-        return Model(target.lm, target.params, encode, tokenizer.decode, *facts)
+        tokenizer = target.tokenizer
+        return Model(
+            target.lm,
+            target.params,
+            None
+            if tokenizer is None
+            else lambda text: of_text(target.lm, tokenizer.encode(text).ids, "a prompt"),
+            _numbers if tokenizer is None else tokenizer.decode,
+            target.config.eos_token_id,
+            target.directory,
+            target.config.longest_text,
+        )
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], LM):
         return Model(*target, None, _numbers, (), None, target[0].max_positions)
     raise UserError(

@@ -116,15 +116,21 @@ def rows_of_texts(
 ) -> list[dict]:
     """The row of all texts, and one per category, in the order of the first text of each."""
     status = proofs.status(method.drafter, method.accept, target)
-    same: dict[str, Any] = {"temperature": float(temperature), "batch_size": batch_size}
     named = dict.fromkeys(text.category for text in texts if text.category is not None)
     rows = []
     for category in (None, *named):
         counted = [text for text in texts if category in (None, text.category)]
         counts, outputs = [text.counts for text in counted], [text.output for text in counted]
-        own: dict[str, Any] = {"prompts": len(counted), "category": category, "outputs": outputs}
         row = new_row(
-            method.name, method.accept, metrics.total(counts), status=status, **same, **own
+            method.name,
+            method.accept,
+            metrics.total(counts),
+            temperature=float(temperature),
+            batch_size=batch_size,
+            prompts=len(counted),
+            category=category,
+            status=status,
+            outputs=outputs,
         )
         if all(text.emitted for text in counted):
             lengths = [text.prompt_tokens for text in counted]

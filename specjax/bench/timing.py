@@ -88,9 +88,13 @@ def of_verify(target: LM, drafter: Drafter, width: int | None = None) -> Clock:
     def loop(params, state, iterations):
         chain = drafter.siblings == CHAIN
         layout = None if chain else _proposed(drafter, size - 1, params, state)
-        given = (ModelParams(params.target), None) if own is None else (params, state.draft)
-        start = given[0], state.tokens[:, :1], state.cache, given[1]
-        return _pass_loop(target, own, size, layout, *start, iterations)
+        draft = None
+        if own is None:
+            params = ModelParams(params.target)
+        else:
+            draft = state.draft
+        first = state.tokens[:, :1]
+        return _pass_loop(target, own, size, layout, params, first, state.cache, draft, iterations)
 
     return Clock(loop)
 

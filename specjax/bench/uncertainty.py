@@ -117,10 +117,16 @@ def _by_position(rounds: Sequence[Rounds], begins: Sequence[int]) -> list[dict]:
         count, tokens = (int(each) for each in sums[place])
         begun, emitted = np.array(of_prompt)[:, place].T
         error = ratio_error(emitted, begun)
-        one: dict[str, Any] = {"from": FIRST << (place - 1) if place else 0, "to": FIRST << place}
-        one |= {"rounds": count, "tokens": tokens, "block_efficiency": tokens / count}
-        one["interval"] = around(tokens / count, error, int(np.count_nonzero(begun)))
-        result.append(one)
+        result.append(
+            {
+                "from": FIRST << (place - 1) if place else 0,
+                "to": FIRST << place,
+                "rounds": count,
+                "tokens": tokens,
+                "block_efficiency": tokens / count,
+                "interval": around(tokens / count, error, int(np.count_nonzero(begun))),
+            }
+        )
     return result
 
 

@@ -69,10 +69,11 @@ def conversations_of(files: Sequence[str], split: str) -> tuple[list[Conversatio
     The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.part_of``). Raises
     UserError: see ``read``.
     """
-    size = lambda each: sum(len(m["content"]) for m in each.messages)  # noqa: E731
     chosen, skipped = [], 0
     for conversations, left_out in map(read, files):
-        chosen += text_files.part_of(conversations, split, size)
+        chosen += text_files.part_of(
+            conversations, split, lambda each: sum(len(m["content"]) for m in each.messages)
+        )
         skipped += left_out
     return chosen, skipped
 

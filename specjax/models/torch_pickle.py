@@ -27,9 +27,18 @@ import numpy as np
 from specjax.errors import UserError
 
 # The dtypes of storage classes, such as FloatStorage.
-_STORAGES = {"Float": np.float32, "Half": np.float16, "BFloat16": ml_dtypes.bfloat16}
-_STORAGES |= {"Double": np.float64, "Long": np.int64, "Int": np.int32, "Short": np.int16}
-_STORAGES |= {"Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}
+_STORAGES = {
+    "Float": np.float32,
+    "Half": np.float16,
+    "BFloat16": ml_dtypes.bfloat16,
+    "Double": np.float64,
+    "Long": np.int64,
+    "Int": np.int32,
+    "Short": np.int16,
+    "Char": np.int8,
+    "Byte": np.uint8,
+    "Bool": np.bool_,
+}
 # Later dtypes, without storage classes; their tensors use UntypedStorage.
 _LATER = ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
 _BYTES = np.dtype(np.uint8)

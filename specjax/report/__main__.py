@@ -58,15 +58,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("python -m specjax.report", description=__doc__, add_help=True)
-    add, names = parser.add_argument, lambda text: [name.strip() for name in text.split(",")]
+    add = parser.add_argument
     add("results", type=Path, help="the workdir of a bench, or its results.json")
     add("--trace", type=Path, help="the traces; default trace.jsonl beside results.json")
     add("--out", type=Path, help="the report; default report.html beside results.json")
-    how = "html writes the report; csv, latex and markdown print the table to stdout"
-    add("--format", default=HTML, choices=(HTML, *tables.FORMATS), help=how)
-    what = "print the rows of the categories of prompts, not those over all prompts"
-    add("--categories", action="store_true", help=what)
-    add("--columns", type=names, help="names of the columns, with commas between them")
+    add(
+        "--format",
+        default=HTML,
+        choices=(HTML, *tables.FORMATS),
+        help="html writes the report; csv, latex and markdown print the table to stdout",
+    )
+    add(
+        "--categories",
+        action="store_true",
+        help="print the rows of the categories of prompts, not those over all prompts",
+    )
+    add(
+        "--columns",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        help="names of the columns, with commas between them",
+    )
     add("--caption", help="of the table in LaTeX; it is LaTeX")
     add("--label", help="of the table in LaTeX")
     return parser

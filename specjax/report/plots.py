@@ -389,7 +389,10 @@ def _grouped(
 
 def time_split(rows: Sequence[dict]) -> Figure | None:
     """The shares of the decoding time that the parts of a round take: a stacked bar per row."""
-    split = lambda row: [number(part(row, "time_split"), name) or 0.0 for name in TIME_PARTS]  # noqa: E731
+
+    def split(row: dict) -> list[float]:
+        return [number(part(row, "time_split"), name) or 0.0 for name in TIME_PARTS]
+
     known = [row for row in inputs.finished(rows) if any(split(row))]
     if not known:
         return None

@@ -113,10 +113,14 @@ DETERMINED_BY = {"context": "prompt_set", "class": "accept", "shape": "nodes"}
 
 def settings_of(row: dict) -> dict[str, Any]:
     """The settings of a row: name -> a value that can be a key of a dict."""
-    settings, sizes = {key: row.get(key) for key in SETTINGS}, part(row, "parameters")
-    settings |= {key: number(sizes, key) for key in ("target", "draft")}
-    settings |= {"method": label(row), "context": number(row, "context")}
-    settings["warm"] = bool(row.get("warm"))
+    settings = {key: row.get(key) for key in SETTINGS}
+    settings |= {
+        "method": label(row),
+        "target": number(part(row, "parameters"), "target"),
+        "draft": number(part(row, "parameters"), "draft"),
+        "context": number(row, "context"),
+        "warm": bool(row.get("warm")),
+    }
     settings["shape"] = "chain" if settings["nodes"] == settings["gamma"] else "tree"
     return {
         key: value if value is None or isinstance(value, int | float | str) else str(value)
@@ -245,10 +249,13 @@ def thin(
     """
     kept, note = list(groups), ""
     if len(kept) > most and batches:
-        size = lambda group: group[0].get("batch_size")  # noqa: E731
         ordered = sorted(kept, key=lambda group: number(group[0], "batch_size") or 0, reverse=True)
-        smallest = {_key(group, "temperature"): size(group) for group in ordered}
-        kept = [group for group in kept if size(group) == smallest[_key(group, "temperature")]]
+        smallest = {_key(group, "temperature"): group[0].get("batch_size") for group in ordered}
+        kept = [
+            group
+            for group in kept
+            if group[0].get("batch_size") == smallest[_key(group, "temperature")]
+        ]
         note += " Smallest batches only." if len(kept) < len(groups) else ""
     if len(kept) > most:
         best = {_key(group, *PANELS): group for group in sorted(kept, key=_fastest)}

@@ -54,8 +54,9 @@ def _rounds(
     drawn = [random.integers(0, target.vocab_size, n).tolist() for n in starts]
     prompts = prompts_of(target, drawn)
     starts = list(map(len, prompts))
-    how = {"width": LONGEST, "temperature": temperature}
-    state = loop.begin(target, drafter, params, prompts, NEW, 11, **how)
+    state = loop.begin(
+        target, drafter, params, prompts, NEW, 11, width=LONGEST, temperature=temperature
+    )
     rule = accept.load(examine.RULES.get(drafter.siblings, "recursive"))
     state, records = decode.generate(target, drafter, rule, params, state, max_steps=NEW)
     decode.check(state)

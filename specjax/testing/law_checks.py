@@ -49,11 +49,15 @@ def check_law(
     accepted = np.zeros(steps)
     starts = [*((prompt, 0) for prompt in prompts), *((prompts[-1], n) for n in after)]
     with jax.enable_x64(True):
-        models = target, drafter, rule, jax.tree.map(widen, params)
+        wide = jax.tree.map(widen, params)
         try:
             for prompt, played in starts:
-                how = {"rounds": 1, "after": played, **settings}
-                result = exact.enumerated(*models, list(prompt), steps, **how)
+                result = exact.enumerated(
+                    *(target, drafter, rule, wide, list(prompt), steps),
+                    rounds=1,
+                    after=played,
+                    **settings,
+                )
                 worst = max(worst, statistics.total_variation(result.law, result.truth))
                 drafted += result.drafted / len(starts)
                 accepted += result.accepted / len(starts)
@@ -86,10 +90,14 @@ def distance(target, drafter, rule, params, prompts, **settings) -> Finding:
     name, far = f"distance of a round's law, {setting_name(settings)}", np.zeros(2)
     try:
         with jax.enable_x64(True):
-            models = target, drafter, rule, jax.tree.map(widen, params)
+            wide = jax.tree.map(widen, params)
             for prompt in prompts:
-                given = (*models, list(prompt), drafter.longest + 1)
-                pair = exact.enumerated(*given, rounds=1, **settings)[:2]
+                result = exact.enumerated(
+                    *(target, drafter, rule, wide, list(prompt), drafter.longest + 1),
+                    rounds=1,
+                    **settings,
+                )
+                pair = result.law, result.truth
                 each = statistics.total_variation(*pair), scipy.special.rel_entr(*pair).sum()
                 far = np.maximum(far, each)
     except (exact.NotEnumerable, exact.TooLarge) as error:

@@ -49,8 +49,17 @@ def begin(
     keys = rng.row_keys(seed, len(prompts) if ids is None else ids)
     rows = sampling.make_sampling(len(prompts), **settings)
     size = max_len or int(packed.shape[1] + new.max())
-    given = (target, drafter, params, packed, lengths, keys)
-    return decode.prefill(*given, max_len=size, limit=lengths + new, sampling=rows)
+    return decode.prefill(
+        target,
+        drafter,
+        params,
+        packed,
+        lengths,
+        keys,
+        max_len=size,
+        limit=lengths + new,
+        sampling=rows,
+    )
 
 
 def propose(drafter: Drafter, params: ModelParams, state: DecodeState) -> Draft:

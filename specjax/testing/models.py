@@ -28,11 +28,17 @@ def tiny_config(
 
     It has grouped-query attention, unless the family cannot have it (GPT-2, GPT-NeoX).
     """
-    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": width // 4}
-    if "num_kv_heads" in families.FAMILIES[family].keys:
-        heads["num_kv_heads"] = 2
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "max_positions": 128}
-    return families.shape(family, vocab_size=vocab_size, num_layers=layers, **sizes, **heads)
+    return families.shape(
+        family,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_layers=layers,
+        num_heads=4,
+        num_kv_heads=2 if "num_kv_heads" in families.FAMILIES[family].keys else 4,
+        head_dim=width // 4,
+        max_positions=128,
+    )
 
 
 def tiny(
@@ -270,8 +276,15 @@ def keyed(vocab_size: int, name: str = "keyed") -> LM:
     tokens that are attended to, modulo V + 1, so a model that reads a part of the cache has other
     logits. The order of the slots does not matter.
     """
-    functions, inside = (_keyed_cache, _keyed_apply, kv.commit), Inside(queries=_queries)
-    return LM(*functions, vocab_size, name=name, width=vocab_size, inside=inside)
+    return LM(
+        _keyed_cache,
+        _keyed_apply,
+        kv.commit,
+        vocab_size,
+        name=name,
+        width=vocab_size,
+        inside=Inside(queries=_queries),
+    )
 
 
 def _keyed_cache(batch: int, slots: int) -> KVCache:

@@ -172,10 +172,17 @@ class Runner:
 
     def _begin(self, target: LM, drafter: Drafter, params: ModelParams, rows: Rows) -> DecodeState:
         """The state before the first round of a run."""
-        settings = sampling.make_sampling(BATCH, **rows.settings, **self.more)
-        given = (target, drafter, params, rows.tokens, rows.lengths, rows.keys)
-        limit = rows.lengths + rows.new
-        return decode.prefill(*given, max_len=WIDTH + NEW, limit=limit, sampling=settings)
+        return decode.prefill(
+            target,
+            drafter,
+            params,
+            rows.tokens,
+            rows.lengths,
+            rows.keys,
+            max_len=WIDTH + NEW,
+            limit=rows.lengths + rows.new,
+            sampling=sampling.make_sampling(BATCH, **rows.settings, **self.more),
+        )
 
     def _once(self, name: str, rows: Rows, eos: int) -> Outputs:
         if (name, eos) not in self._outputs:
@@ -204,9 +211,13 @@ def _ragged_rows(target: LM, seed: int) -> Rows:
         "min_p": np.asarray(MASKS)[row // 6 % len(MASKS)],
     }
     tokens = np.where(np.arange(WIDTH) < lengths[:, None], tokens, -1)
-    drawn = tokens, lengths, random.integers(0, NEW + 1, BATCH)
-    tokens, lengths, new = (jnp.asarray(x, jnp.int32) for x in drawn)
-    return Rows(tokens, lengths, new, settings, rng.row_keys(0, BATCH))
+    return Rows(
+        jnp.asarray(tokens, jnp.int32),
+        jnp.asarray(lengths, jnp.int32),
+        jnp.asarray(random.integers(0, NEW + 1, BATCH), jnp.int32),
+        settings,
+        rng.row_keys(0, BATCH),
+    )
 
 
 def _texts(state: DecodeState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

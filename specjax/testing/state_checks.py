@@ -153,11 +153,15 @@ def _decoded(
     """The text, then what each round emitted, accepted, drafted, tested and verified."""
     rule = accept.load("chain" if drafter.siblings == "chain" else "recursive")
     # All prompts have one shape, so there is one program.
-    options = {"width": max(map(len, PROMPTS)), "temperature": TEMPERATURES[row]}
+    longest = max(map(len, PROMPTS))
     prompt = prompts_of(target, [PROMPTS[row]])
-    state = loop.begin(target, drafter, params, prompt, NEW, 5, [row], **options)
-    pair = (target, drafter, rule, params)
-    state, records = decode.generate(*pair, state, max_steps=NEW, verify_widths=widths)
+    temperature = TEMPERATURES[row]
+    state = loop.begin(
+        *(target, drafter, params, prompt, NEW, 5, [row]), width=longest, temperature=temperature
+    )
+    state, records = decode.generate(
+        target, drafter, rule, params, state, max_steps=NEW, verify_widths=widths
+    )
     decode.check(state)
     counts = records.emitted, records.accepted, records.drafted, records.tested, records.verified
     return tuple(np.asarray(x) for x in (state.tokens, *counts))

@@ -109,11 +109,17 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         routing = Routing(own.experts, own.chosen, layers, each * size)
         used -= layers * own.experts * each
         computed = used + layers * own.chosen * each
-    cached = 2 * width * config.num_kv_heads * kv_size
     # A multiplication and an addition for each weight; for each cached token and head, one product
     # for the attention score and one for the weighted sum of values.
-    work = 2 * computed, 4 * width * config.num_heads
-    return Model(total, used * size, cached, *work, looked_up * size, routing=routing)
+    return Model(
+        total,
+        used * size,
+        2 * width * config.num_kv_heads * kv_size,
+        2 * computed,
+        4 * width * config.num_heads,
+        looked_up * size,
+        routing=routing,
+    )
 
 
 def distinct_experts(routing: Routing, tokens: float) -> float:

@@ -286,11 +286,14 @@ class Checkpoints:
 
 def _manager(directory: Path, sign: int) -> _Manager:
     """Keeps the last two steps and the one whose value times ``sign`` is largest."""
-    rank = lambda metrics: sign * metrics[_METRIC]  # noqa: E731
-    best = BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)
+    best = BestN(
+        get_metric_fn=lambda metrics: sign * metrics[_METRIC],
+        n=1,
+        keep_checkpoints_without_metrics=False,
+    )
     options = ocp.CheckpointManagerOptions(
         preservation_policy=AnyPreservationPolicy([LatestN(2), best]),
-        best_fn=rank,  # without it Orbax writes no metrics
+        best_fn=best.get_metric_fn,  # without it Orbax writes no metrics
         cleanup_tmp_directories=True,  # left by a killed save
         async_options=ocp.AsyncOptions(timeout_secs=SAVING),
     )

@@ -67,8 +67,16 @@ def loss_of(
     falling = {"run_steps", "fall", "base", "remat"}
     known = inspect.signature(training.loss).parameters.keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
-    usual: dict[str, Any] = dict.fromkeys(("ce", "noise", "dropout", "glancing"), 0.0)
-    usual |= {"teacher": 1.0, "keep": 1.0, "steps": drafter.longest, "places": size}
+    usual = {
+        "ce": 0.0,
+        "teacher": 1.0,
+        "noise": 0.0,
+        "dropout": 0.0,
+        "glancing": 0.0,
+        "steps": drafter.longest,
+        "places": size,
+        "keep": 1.0,
+    }
     chosen = {name: value for name, value in usual.items() if name in known}
     return functools.partial(training.loss, **chosen | keys)
 

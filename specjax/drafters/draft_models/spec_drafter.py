@@ -100,9 +100,16 @@ def make(target: LM, keys: Keys) -> Drafter:
     method = Method(NAME, chain, "iid", target.vocab_size, shape.block, True, measured)
     if given.params is not None:
         _shape.check_leaves(NAME, dict(network.leaves(shape)), flatten_dict(given.params))
-    net, plan = Net(shape, target.encoder.start, dtype_of(given.params)), growth.read(method, keys)
-    functions = Bound(_begin, net), growth.step_at_depth, Bound(_init, net)
-    stepper = Stepper(*functions, looped=True, independent=True, lazy=True)
+    net = Net(shape, target.encoder.start, dtype_of(given.params))
+    plan = growth.read(method, keys)
+    stepper = Stepper(
+        init=Bound(_init, net),
+        begin=Bound(_begin, net),
+        step=growth.step_at_depth,
+        looped=True,
+        independent=True,
+        lazy=True,
+    )
     stored = t5_config.write(dataclasses.replace(shape.config, eos_token_id=()))
     stored = {x: y for x, y in stored.items() if x not in ("architectures", "model_type")}
     training = Training(

@@ -64,8 +64,14 @@ def build(
 
     Raises UserError for drafts longer than a sliding window of the model.
     """
-    functions = Bound(_begin, name, inner), Bound(_step, inner), inner.init, inner.commit
-    stepper = Stepper(*functions, looped=True, lends_block=inner.lower is not None)
+    stepper = Stepper(
+        begin=Bound(_begin, name, inner),
+        step=Bound(_step, inner),
+        init=inner.init,
+        commit=inner.commit,
+        looped=True,
+        lends_block=inner.lower is not None,
+    )
     more = {"features": inner.features, "gaps": True} | more
     drafter = growth.build(name, stepper, plan, init_params, **more)
     check_window(inner.model, drafter)

@@ -184,10 +184,17 @@ def make(target: LM, keys: Keys) -> Drafter:
     plan = growth.read(method, keys)
     if keys.reuse:
         _check_reuse(target, plan)
-    inner, kind = _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse), exit_.shape.kind
-    own, training = given.init_params("early_exit"), _training(target, exit_, plan)
-    more = {"gaps": kind != LAYER, "probs": Bound(probs, exit_), "training": training}
-    drafter = _own_cache.build("early_exit", inner, plan, own, **more)
+    inner = _exit_adapter.inner(exit_, plan.growth.depth, keys.reuse)
+    kind = exit_.shape.kind
+    drafter = _own_cache.build(
+        "early_exit",
+        inner,
+        plan,
+        given.init_params("early_exit"),
+        gaps=kind != LAYER,
+        probs=Bound(probs, exit_),
+        training=_training(target, exit_, plan),
+    )
     return drafter._replace(taps=() if kind == NONE else exit_.taps)
 
 

@@ -165,15 +165,23 @@ def _tokens_per_second(
     own = {"skip_attention": skips.attention, "skip_mlp": skips.mlp}
     drafter = drafters.make("layer_skip", target.lm, gamma=gamma, **own)
     params, rule = ModelParams(target.params), accept.load("chain")
-    how, seconds, tokens = sampling.make_sampling(1, settings.temperature), 0.0, 0.0
+    seconds = tokens = 0.0
     width = max(len(trace.prompt) for trace in traces)
     new = max(len(trace.output) for trace in traces)
     for turn in range(2):  # the first one compiles
         for number_, trace in enumerate(traces):
             packed, lengths = decode.pack_prompts([trace.prompt], width)
-            row = packed, lengths, rng.row_keys(settings.seed, [number_])
-            more = {"limit": lengths + len(trace.output), "max_len": width + new, "sampling": how}
-            state = decode.prefill(target.lm, drafter, params, *row, **more)
+            state = decode.prefill(
+                target.lm,
+                drafter,
+                params,
+                packed,
+                lengths,
+                rng.row_keys(settings.seed, [number_]),
+                max_len=width + new,
+                limit=lengths + len(trace.output),
+                sampling=sampling.make_sampling(1, settings.temperature),
+            )
             began = time.perf_counter()
             state, _ = decode.generate(target.lm, drafter, rule, params, state, max_steps=new)
             jax.block_until_ready(state.tokens)
@@ -254,9 +262,13 @@ def _suggested(layers: int, done: Sequence[Trial], seed: int) -> Skips:
     """
     package = library()
     names = [f"x{i:04d}" for i in range(2 * layers)]
-    bounds = dict.fromkeys(names, (0.0, 1.0))
-    options = {"random_state": seed, "verbose": 0, "allow_duplicate_points": True}
-    optimiser = package.BayesianOptimization(f=None, pbounds=bounds, **options)
+    optimiser = package.BayesianOptimization(
+        f=None,
+        pbounds=dict.fromkeys(names, (0.0, 1.0)),
+        random_state=seed,
+        verbose=0,
+        allow_duplicate_points=True,
+    )
     optimiser.set_gp_params(alpha=NOISE)
     # Of equal sets only the last: their values are equal.
     values = {trial.skips: trial.value for trial in done}

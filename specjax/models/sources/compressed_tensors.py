@@ -26,9 +26,16 @@ _OFF = (None, {})
 _MODEL = {"format": _FORMATS, "quantization_status": (None, "compressed")}
 _MODEL |= {"kv_cache_scheme": _OFF, "transform_config": _OFF}
 _GROUP = {"format": (None, *_FORMATS), "input_activations": _OFF, "output_activations": _OFF}
-_WEIGHTS: dict[str, tuple] = {"num_bits": (8,), "type": ("int", "float"), "symmetric": (True,)}
-_WEIGHTS |= {"group_size": (None,), "strategy": ("tensor", "channel"), "block_structure": (None,)}
-_WEIGHTS |= {"dynamic": (False,), "actorder": (None, False)}
+_WEIGHTS = {
+    "num_bits": (8,),
+    "type": ("int", "float"),
+    "symmetric": (True,),
+    "group_size": (None,),
+    "strategy": ("tensor", "channel"),
+    "block_structure": (None,),
+    "dynamic": (False,),
+    "actorder": (None, False),
+}
 # Stored elements by the type of the weights, and their names in results.
 _STORED = {"int": "I8", "float": "F8_E4M3"}
 NAMES = {"int": "int8", "float": "float8_e4m3fn"}

@@ -120,8 +120,12 @@ class _Download:
         """
         if all((folder / name).is_file() for name in names):
             return
-        keys = {"revision": folder.name, "allow_patterns": list(names)}
-        self._call(self._library.snapshot_download, **keys, tqdm_class=progress_bar())
+        self._call(
+            self._library.snapshot_download,
+            revision=folder.name,
+            allow_patterns=list(names),
+            tqdm_class=progress_bar(),
+        )
 
     def without_weights(self, missing: str) -> str:
         """The message for a repository without weights that can be read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,9 +60,13 @@ def accuracy(
         return {}
     settings = config.examine
     params = update.cast(params, config.train.precision)
-    own = target.lm, params, material.prompts, settings.new_tokens
-    last = target.config.eos_token_id, config.seed
-    written = [examine.write(*own, float(each), *last) for each in settings.temperatures]
+    write = functools.partial(
+        examine.write, target.lm, params, material.prompts, settings.new_tokens
+    )
+    written = [
+        write(float(temperature), target.config.eos_token_id, config.seed)
+        for temperature in settings.temperatures
+    ]
     lengths = [len(prompt) for prompt in material.prompts]
     return {"accuracy": examine.accuracy(drafter, params, written, lengths, _RANKS)}
 

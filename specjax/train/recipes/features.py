@@ -85,8 +85,8 @@ def _prepare(config: Config, workdir: Path) -> common.Data:
     text = materials.read(config, workdir, target.text_tokenizer, target.directory)
     rows = _rows(config, text, target.lm.max_positions)
     assert model.width is not None
-    sizes = config.train.length, model.width, taps, config.features.dtype
-    layout = RecordLayout(*sizes, documents=bool(text.documents), teacher=True)
+    stored, documents = config.features.dtype, bool(text.documents)
+    layout = RecordLayout(config.train.length, model.width, taps, stored, documents, teacher=True)
     plan = _plan(config, target, text, rows, layout)
     _check_room(workdir, plan["bytes"])
 

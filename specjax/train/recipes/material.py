@@ -235,8 +235,9 @@ def _documents(
     """The documents of dialogues, or of generated text."""
     data = config.data
     if kind == "generated":
-        own = hf.fingerprint(tokenizer), split, data.temperature, data.labels
-        return generated_text.load(data.generated, *own)
+        return generated_text.load(
+            data.generated, hf.fingerprint(tokenizer), split, data.temperature, data.labels
+        )
     if directory is None:
         raise UserError(
             "config.data.dialogues needs the chat template of a model; give config.target"
@@ -259,8 +260,9 @@ def _line_prompts(valid: Sequence[str], config: Config, tokenizer: Tokenizer) ->
     wanted = config.examine
     if not wanted.prompts:
         return []
-    own = wanted.prompts, wanted.prompt_tokens, config.seed
-    return token_streams.held_out_prompts(valid, tokenizer, *own)
+    return token_streams.held_out_prompts(
+        valid, tokenizer, wanted.prompts, wanted.prompt_tokens, config.seed
+    )
 
 
 def _document_prompts(
