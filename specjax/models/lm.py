@@ -70,8 +70,7 @@ def from_config(
         remat: recompute each layer in the backward pass instead of storing its activations.
         part: the sublayers that are computed (see ``Inside.part``); None: all.
 
-    Raises UserError for taps or sublayers that are not layers, and for an encoder without a start
-    token for its decoder.
+    Raises UserError for taps or sublayers that are no layers, and without a decoder's start token.
     """
     dtype = jnp.dtype(dtype)
     _check(config, taps, part)
