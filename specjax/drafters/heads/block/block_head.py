@@ -241,8 +241,13 @@ def make(target: LM, keys: Keys) -> Drafter:
     accuracy = given.config.get("accuracy")
     method = Method(NAME, chain, "iid", drafted, shape.positions, independent, accuracy)
     plan, tapped = growth.read(method, keys), target.with_taps(shape.taps)
-    parts = Bound(loss, net, tapped), Bound(network.start, shape), Bound(along, net, tapped)
-    training = _along_text.training(*parts, plan, _facts(shape, ids))
+    training = _along_text.training(
+        Bound(loss, net, tapped),
+        Bound(network.start, shape),
+        Bound(along, net, tapped),
+        plan,
+        _facts(shape, ids),
+    )
     stepper = Stepper(
         init=Bound(_init, net),
         begin=Bound(_begin, net, plan.growth.depth),

@@ -60,10 +60,16 @@ def training(network: Network, target: LM, plan: Plan, defaults: Mapping[str, An
     """
     if network.shape.taps:
         target = target.with_taps(network.shape.taps)
-    texts, modules = Bound(along, network, target), network.shape.modules
+    modules = network.shape.modules
     early = Bound(_along_text.among_first, modules - 2) if modules > 2 else None
-    own = Bound(loss, network, target, **defaults), Bound(type(network).start, network), texts
-    return _along_text.training(*own, plan, network.facts, early=early)
+    return _along_text.training(
+        Bound(loss, network, target, **defaults),
+        Bound(type(network).start, network),
+        Bound(along, network, target),
+        plan,
+        network.facts,
+        early=early,
+    )
 
 
 # The output of the newest step, and the keys and values of all.

@@ -213,8 +213,8 @@ def _parallel_training(network: Network, target: LM, plan: Plan) -> Training:
     """The training part of a P-EAGLE network that grows its drafts as ``plan`` describes."""
     reader = reader_of(network, target.with_taps(network.shape.taps))
     loss = Bound(_masked_text.loss, reader, network.shape.parallel, **PARALLEL)
-    own = loss, Bound(Network.start, network), Bound(_masked_text.along, reader)
-    return _along_text.training(*own, plan, network.facts)
+    start, along = Bound(Network.start, network), Bound(_masked_text.along, reader)
+    return _along_text.training(loss, start, along, plan, network.facts)
 
 
 def reader_of(network: Network, target: LM) -> Reader:

@@ -65,8 +65,14 @@ class Blocks(NamedTuple):
 def training(net: Net, target: LM, plan: Plan, facts: tuple[tuple[str, Any], ...]) -> Training:
     """The training part of a drafter that grows its drafts as ``plan`` describes."""
     early = Bound(_along_text.among_first, net.shape.block - 1)
-    own = Bound(loss, net, target), Bound(network.start, net.shape), Bound(along, net, target)
-    return _along_text.training(*own, plan, facts, early=early)
+    return _along_text.training(
+        Bound(loss, net, target),
+        Bound(network.start, net.shape),
+        Bound(along, net, target),
+        plan,
+        facts,
+        early=early,
+    )
 
 
 def blocks_of(depth: Array, phase: Array, size: int) -> Blocks:

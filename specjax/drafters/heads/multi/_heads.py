@@ -138,10 +138,16 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
     L1 with a rule that takes its siblings. Raises UserError for a tree deeper than there are heads,
     and for a search without measured accuracies.
     """
-    shape, independent = heads.tree or shapes.chain(heads.depth), heads.every is not None
-    deepest, accuracy = None if heads.looped else heads.depth, given.config.get("accuracy")
-    own = deepest, independent, accuracy, heads.depth
-    method = Method(heads.name, shape, "top_k", target.vocab_size, *own)
+    method = Method(
+        heads.name,
+        heads.tree or shapes.chain(heads.depth),
+        "top_k",
+        target.vocab_size,
+        None if heads.looped else heads.depth,
+        heads.every is not None,
+        given.config.get("accuracy"),
+        heads.depth,
+    )
     plan = growth.read(method, keys)
     stepper = Stepper(
         init=Bound(_init, heads),
@@ -153,8 +159,14 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         lazy=True,
     )
     target = target.with_taps(heads.taps) if heads.taps else target
-    parts = Bound(loss, heads, target), heads.start, Bound(along, heads, target)
-    training = _along_text.training(*parts, plan, heads.facts, ranked=heads.depth)
+    training = _along_text.training(
+        Bound(loss, heads, target),
+        heads.start,
+        Bound(along, heads, target),
+        plan,
+        heads.facts,
+        ranked=heads.depth,
+    )
     own = given.init_params(heads.name)
     drafter = growth.build(heads.name, stepper, plan, own, training=training, features=True)
     return drafter._replace(taps=heads.taps)
