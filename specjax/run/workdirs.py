@@ -208,10 +208,11 @@ def write_texts(
 ) -> None:
     """``write`` with the new texts, and ``settings.record``; prints their paths."""
     console = terminal.console()
-    prompts, texts, outputs = ([each[part] for each in written] for part in range(3))
+    texts, outputs = [text for _, text, _ in written], [output for *_, output in written]
     path = write(settings, workdir, rows, texts=texts, token_ids=outputs, **more)
     console.print(Text(f"wrote {path}", "dim"))
     if settings.record:
-        ids, categories = [each.ids for each in prompts], [each.category for each in prompts]
+        ids = [prompt.ids for prompt, *_ in written]
+        categories = [prompt.category for prompt, *_ in written]
         recordings.record(settings.record, ids, outputs, categories=categories)
         console.print(Text(f"wrote {settings.record}", "dim"))

@@ -155,7 +155,7 @@ def build(target: LM, heads: Heads, keys: HeadKeys, given: Given) -> Drafter:
         step=Bound(_step, heads),
         commit=Bound(_commit, heads),
         looped=heads.looped,
-        independent=independent,
+        independent=heads.every is not None,
         lazy=True,
     )
     target = target.with_taps(heads.taps) if heads.taps else target
