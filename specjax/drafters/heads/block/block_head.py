@@ -78,6 +78,7 @@ from specjax.types import (
 REFERENCE = (
     "chen2026dflash",
     "cheng2026dspark",
+    "li2026chains",
     "hu2026jetspec",
     "huang2026domino",
     "zhang2026dflare",
