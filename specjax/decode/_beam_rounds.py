@@ -90,8 +90,8 @@ def start(
     ``blocks`` are those of one token of both models, [B,1,...]; the draft's is None without one.
     """
     batch, beams = own.scores.shape
-    before = jnp.zeros((batch, beams, sizes.places), bool)
-    front = Front(jnp.broadcast_to(pending[:, None], (batch, beams)), before)
+    tokens = jnp.broadcast_to(pending[:, None], (batch, beams))
+    front = Front(tokens, jnp.zeros((batch, beams, sizes.places), bool))
     none = jnp.zeros((batch,), jnp.int32)
     counts = (sizes.places, beams + sizes.places)
     grown, draft = (_empty(*each) for each in zip(models, blocks, counts, strict=True))
