@@ -131,6 +131,7 @@ def drawn(
     )
     kind = next(name for name, kind in growth.KINDS.items() if kind == siblings)
     family, each = growth.family(tree, inner), np.arange(len(inner))
+    # Of a job the keys and the context are read alone.
     nothing: Any = None
     job = growth.Job(nothing, None, nothing, keys, context, nothing, None)
     every = jnp.ones((batch,), bool)
