@@ -181,7 +181,7 @@ class Keys:
     A class that extends it becomes a frozen dataclass; it takes no decorator.
     """
 
-    # What messages say before a key's name; ``class Keys(declare.Keys, owner=...)`` sets it too.
+    # What messages say before a key's name: ``class Own(declare.Keys, owner="config.own.")``.
     OWNER: ClassVar[str] = ""
     LENGTH: ClassVar[str] = ""  # of a drafter without ``gamma``: the key of its drafts' length
 

@@ -36,10 +36,8 @@ from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
 _MOST = 1 << 22  # no vocabulary has so many tokens
 
 
-class SamplingKeys(declare.Keys):
+class SamplingKeys(declare.Keys, owner="config.sampling."):
     """config.sampling: the arguments of ``sampling.make_sampling``, which checks the values."""
-
-    OWNER = "config.sampling."
 
     temperature: Any = key(0.0, "0: greedy")
     top_k: Any = key(0, "how many of the most probable tokens are kept; 0: all")
@@ -109,10 +107,9 @@ class SamplingKeys(declare.Keys):
         return result
 
 
-class BeamKeys(declare.Keys):
+class BeamKeys(declare.Keys, owner="config.beams."):
     """config.beams: beam search at temperature 0, without an acceptance rule."""
 
-    OWNER = "config.beams."
     EARLY = {"false": False, "true": True, "never": "never"}  # noqa: RUF012  (never mutated)
 
     count: int = key(0, "beams; 0: no beam search", least=0)
@@ -154,10 +151,8 @@ class BeamKeys(declare.Keys):
             )
 
 
-class GridKeys(declare.Keys):
+class GridKeys(declare.Keys, owner="config.grid."):
     """config.grid: values that replace the single value of a bench."""
-
-    OWNER = "config.grid."
 
     methods: Mapping[str, Any] = free(
         "label -> keys of a drafter, instead of config.drafter; a method may have its own accept "
@@ -214,10 +209,8 @@ def widths(value: Any) -> tuple[int, ...] | None:
     return result
 
 
-class Settings(declare.Keys):
+class Settings(declare.Keys, owner="config."):
     """The keys of all modes that decode; ``KEYS`` says which of them a mode has."""
-
-    OWNER = "config."
 
     mode: str = key("generate", "what is done", choices=MODES)
     target: str = key(

@@ -28,10 +28,8 @@ from specjax.train.objectives import Loss
 from specjax.types import LM, Batch
 
 
-class Settings(declare.Keys):
+class Settings(declare.Keys, owner="loss."):
     """The keys of the loss; each is the key of ``config.loss`` of that name. Raises UserError."""
-
-    OWNER = "loss."
 
     # p_max, the probability that the last layer is left out; 0: no layer dropout.
     dropout: float = key(0.1, least=0, below=1)

@@ -93,7 +93,7 @@ class Placement(NamedTuple):
         """
         specs = sharding.param_specs(state["params"], dict(self.mesh.shape), fsdp=True)
         leaves = jax.tree_util.tree_flatten_with_path(state["params"])[0]
-        flat = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        flat = jax.tree.leaves(specs)
         known = {
             (*_names(path), leaf.shape): spec
             for (path, leaf), spec in zip(leaves, flat, strict=True)

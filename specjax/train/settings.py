@@ -17,10 +17,8 @@ from specjax.errors import UserError
 OPTIMISERS = ("adamw", "muon", "sgd", "lion")
 
 
-class Schedule(declare.Keys):
+class Schedule(declare.Keys, owner="config.train."):
     """Numbers of steps. The last step is logged, evaluated and saved in any case."""
-
-    OWNER = "config.train."
 
     steps: int = key(150, "of the run", least=1)
     log_every: int = key(10, "steps from one line of the log to the next", least=1)
@@ -49,10 +47,8 @@ class Schedule(declare.Keys):
         return step == self.steps or step // every > (step - self.eval_interval) // every
 
 
-class Settings(declare.Keys):
+class Settings(declare.Keys, owner="config.train."):
     """How a run is computed, and which parameters it returns."""
-
-    OWNER = "config.train."
 
     # The gradient is computed in these parts; each is divided among the devices.
     accumulate: int = key(1, "parts of a batch, processed one after the other", least=1)
@@ -104,10 +100,8 @@ class TrainKeys(Schedule, Settings):
     )
 
 
-class OptimiserKeys(declare.Keys):
+class OptimiserKeys(declare.Keys, owner="config.optimiser."):
     """config.optimiser: what turns gradients into updates."""
-
-    OWNER = "config.optimiser."
 
     name: str = key("adamw", "adamw, muon, sgd or lion", choices=OPTIMISERS)
     learning_rate: float = key(1e-3, "the peak", above=0)
@@ -145,10 +139,9 @@ class OptimiserKeys(declare.Keys):
             self.refuse(("eps",), f"on {self.name}, which does not divide")
 
 
-class OnlineKeys(declare.Keys):
+class OnlineKeys(declare.Keys, owner="config.online."):
     """config.online: how a drafter is updated between requests."""
 
-    OWNER = "config.online."
     FREE = ("window", "checkpoint_every")  # keys that change no result
 
     every: int = key(
@@ -198,10 +191,9 @@ class OnlineKeys(declare.Keys):
             )
 
 
-class DataKeys(declare.Keys):
+class DataKeys(declare.Keys, owner="config.data."):
     """config.data: the source of text, at most one of ``KINDS``; none: the embedded corpus."""
 
-    OWNER = "config.data."
     KINDS = ("files", "tfds", "dialogues", "pairs", "generated", "features")
 
     dir: str = key(
@@ -253,10 +245,8 @@ class DataKeys(declare.Keys):
     )
 
 
-class ModelKeys(declare.Keys):
+class ModelKeys(declare.Keys, owner="config.model."):
     """config.model: the shape of a new model."""
-
-    OWNER = "config.model."
 
     family: str = key("llama", "a family of decoders, or t5")
     vocab_size: int = key(2048, "0: the target's", least=0)
@@ -281,10 +271,8 @@ T5_KEYS = [key.name for key in declare.keys_of(ModelKeys)]
 T5_KEYS = [name for name in T5_KEYS if name not in ("num_kv_heads", "max_positions")]
 
 
-class ExamineKeys(declare.Keys):
+class ExamineKeys(declare.Keys, owner="config.examine."):
     """config.examine: tokens per round (tau), forecast from the target's text, and decoded."""
-
-    OWNER = "config.examine."
 
     every: int = key(
         100, "steps, at least, from one measurement to the next; and after the last", least=1
@@ -303,10 +291,8 @@ class ExamineKeys(declare.Keys):
             )
 
 
-class FeaturesKeys(declare.Keys):
+class FeaturesKeys(declare.Keys, owner="config.features."):
     """config.features: what is stored of the target."""
-
-    OWNER = "config.features."
 
     taps: tuple[int, ...] = key(
         (),
@@ -324,10 +310,8 @@ class FeaturesKeys(declare.Keys):
     shard_megabytes: int = key(64, "size of a file; a killed run loses at most one", least=1)
 
 
-class GenerationKeys(declare.Keys):
+class GenerationKeys(declare.Keys, owner="config.generation."):
     """config.generation: what the target writes."""
-
-    OWNER = "config.generation."
 
     num_prompts: int = key(1024, "that it continues", least=2)
     prompt_tokens: int = key(32, "of each", least=1)
@@ -354,10 +338,8 @@ class GenerationKeys(declare.Keys):
     shard_prompts: int = key(256, "prompts of a file", least=1)
 
 
-class WeightKeys(declare.Keys):
+class WeightKeys(declare.Keys, owner="config.drafter."):
     """config.drafter: what the objective pretrain adds to the keys of a drafter."""
-
-    OWNER = "config.drafter."
 
     weight: str | None = key(
         None,
@@ -366,10 +348,8 @@ class WeightKeys(declare.Keys):
     )
 
 
-class LossKeys(declare.Keys):
+class LossKeys(declare.Keys, owner="config.loss."):
     """config.loss: the keys of all losses; each has some of them, and its own defaults."""
-
-    OWNER = "config.loss."
 
     ce: float | None = key(None, "weight of the cross-entropy with the text")
     teacher: float | None = key(None, "weight of the divergence from the target's probs")
@@ -441,10 +421,8 @@ class LossKeys(declare.Keys):
     rotation: int | None = key(None, "see curriculum")
 
 
-class Training(declare.Keys):
+class Training(declare.Keys, owner="config."):
     """The keys of all objectives; ``KEYS`` says which of them an objective has."""
-
-    OWNER = "config."
 
     mode: str = key("train", "what is done", choices=("train",))
     objective: str = key(

@@ -57,10 +57,8 @@ class Keys(DraftKeys):
     )
 
 
-class DraftModelKeys(declare.Keys):
+class DraftModelKeys(declare.Keys, owner="config.drafter."):
     """config.drafter of objective distill: a draft model that drafts in one pass."""
-
-    OWNER = "config.drafter."
 
     gamma: int = key(8, "of a draft in one pass", least=1)
     mask_id: int | None = key(

@@ -178,10 +178,8 @@ def _widths(slots: int) -> list[int]:
 # with tokens[t] pending: mask d, from 0, predicts tokens[t + 1 + d].
 
 
-class LossKeys(declare.Keys):
+class LossKeys(declare.Keys, owner="loss."):
     """The keys of the loss."""
-
-    OWNER: ClassVar[str] = "loss."
 
     places: int = key(
         1,

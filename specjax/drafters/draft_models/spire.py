@@ -38,10 +38,8 @@ class Keys(DraftKeys):
     )
 
 
-class DraftModelKeys(declare.Keys):
+class DraftModelKeys(declare.Keys, owner="config.drafter."):
     """config.drafter of objective distill: a new SPIRe draft model."""
-
-    OWNER = "config.drafter."
 
     sinks: int = key(4, "first positions of a text, which every token attends to", least=0)
     window: int = key(64, "newest positions, the token's own included", least=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,8 @@ Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
 More = Callable[..., tuple[Array, Metrics]]
 
 
-class LossKeys(declare.Keys):
+class LossKeys(declare.Keys, owner="loss."):
     """The keys of a loss that compares draft tokens with the text and with the target."""
-
-    OWNER: ClassVar[str] = "loss."
 
     ce: float = key(1.0, "weight of the cross-entropy with the text", least=0)
     teacher: float = key(0.0, "weight of the divergence from the target", least=0)

@@ -22,7 +22,7 @@ what module k - 1 computed there, and its own slots up to t. The last one then c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,10 +151,8 @@ def _logits(
     return network.logits(params, _at_columns(text, fed.hidden)), (fed.feature, (*state[1], block))
 
 
-class LossKeys(declare.Keys):
+class LossKeys(declare.Keys, owner="loss."):
     """The keys of the loss."""
-
-    OWNER: ClassVar[str] = "loss."
 
     steps: int = key(1, "steps of the draft that are unrolled", least=1)
     decay: float = key(1.0, "factor on the loss from each step to the next", least=0)

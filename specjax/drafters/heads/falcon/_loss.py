@@ -17,7 +17,7 @@ fewer than all, as in the authors' code. There only the first row of a batch is 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,10 +108,8 @@ def glanced(blocks: Blocks, counted: Array, order: Array, runs: Array, count: Ar
     return _depth_loss.first_free(free, rank * size + jnp.arange(size), count)
 
 
-class LossKeys(declare.Keys):
+class LossKeys(declare.Keys, owner="loss."):
     """The keys of the loss."""
-
-    OWNER: ClassVar[str] = "loss."
 
     feature: float = key(1.0, "weight of smooth L1 from the target's feature", least=0)
     weight: float = key(0.1, "weight of the next two terms", least=0)
