@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -269,11 +268,14 @@ def best_size(
             "there is no size to choose from; verify needs a key >= 2, and depths an entry"
         )
     forests = _forests(table, sizes[-1], min(levels[-1], sizes[-1]), branching)
-    found = [
-        (expected / (times[nodes + 1] + depth * draft), nodes, depth, expected)
-        for depth, nodes in itertools.product(levels, sizes)
-        if math.isfinite(expected := 1 + float(forests(0, min(depth, sizes[-1])).value[nodes]))
-    ]
+    found = []
+    for depth in levels:
+        value = forests(0, min(depth, sizes[-1])).value
+        for nodes in sizes:
+            expected = 1 + float(value[nodes])
+            if math.isfinite(expected):
+                speedup = expected / (times[nodes + 1] + depth * draft)
+                found.append((speedup, nodes, depth, expected))
     if not found:
         hint = "measure verify for smaller trees, or allow deeper ones"
         raise _no_tree(sizes[0], levels[-1], branching, hint)
