@@ -169,6 +169,7 @@ MEASURED = {
         ("trained_drafters", "stories260K"),
         ("trained_drafters", "stories260K, draft networks"),
         ("trained_drafters", "stories260K, drafts of 7"),
+        ("trained_drafters", "stories260K, blocks of 7"),
     ),
     "SmolLM2": (("real_model", ""), ("trained_drafters", "SmolLM2-135M")),
 }
