@@ -136,10 +136,13 @@ def test_text_and_rounds_do_not_change(order):
         for name in ("emitted", "accepted", "drafted", "tested"):
             np.testing.assert_array_equal(getattr(records, name), getattr(every, name))
         assert (every.verified[every.verified > 0] == drafter.nodes + 1).all()
-        assert records.verified.sum() < every.verified.sum()
+        # Sampled, the row with the most paths has too many for the next smaller width.
+        saved = every.verified.sum() - records.verified.sum()
+        assert saved > 0 if temperature == 0 else saved >= 0
         # As few tokens as there are paths, and no fewer.
         narrow, least = decoded(drafter, temperature, tuple(range(1, drafter.nodes + 2)))
         assert narrow == text and least.verified.sum() <= records.verified.sum()
+        assert least.verified.sum() < every.verified.sum()
         np.testing.assert_array_equal(least.emitted, records.emitted)
 
 
