@@ -213,9 +213,14 @@ def _pass(
 
 
 def _judge(
-    fixed: Round, params: ModelParams, state: DecodeState, draft: Draft, scored: Scored, depth: int
+    fixed: Round,
+    params: ModelParams,
+    state: DecodeState,
+    draft: Draft,
+    scored: Scored,
+    longest: int,
 ) -> _Judged:
-    """The verdict, its cut, and the drafter's update; ``depth`` is M of all widths."""
+    """The verdict, its cut, and the drafter's update; ``longest`` is M of all widths."""
     _, drafter, accept, keys, eos_id = fixed
     out, block, raw = scored
     verdict = outcome.verdict_of(accept, keys, draft, out.logits, state)
@@ -226,15 +231,15 @@ def _judge(
     failed = ~outcome.finite(draft, verdict, out.logits, accept.whole_tree) & ~state.done
     verdict = outcome.withdraw(verdict, failed)
     # The inputs of the emitted tokens: the pending token, then the accepted nodes.
-    more = depth - verdict.path.shape[1]
+    more = longest - verdict.path.shape[1]
     verdict = Verdict(_pad(verdict.tokens, more), verdict.count, _pad(verdict.path, more))
     draft_state = None
     if drafter.features:
         draft_state = drafter.update(params, state.draft, draft, verdict, out)
     path = jnp.pad(verdict.path + 1, ((0, 0), (1, 0)))
-    place = jnp.arange(depth + 1)
+    place = jnp.arange(longest + 1)
     # The accepted nodes of a chain are the first ones; ``commit`` keeps ``count`` of them.
-    kept = tree.sized(block, depth + 1)
+    kept = tree.sized(block, longest + 1)
     if draft.parents is not None:
         kept = tree.take(block, path, place < verdict.count[:, None])
     newest = jnp.where(place == verdict.count[:, None] - 1, path, 0).sum(-1)

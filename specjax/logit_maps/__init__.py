@@ -209,7 +209,7 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
     """Raises UserError for a bias of another vocabulary, or end_ids outside it."""
     if maps is None:
         return
-    classes = maps.grammar and maps.grammar.classes
+    classes = None if maps.grammar is None else maps.grammar.classes
     for what, array in (("grammar was", classes), ("logit_bias and banned were", maps.bias)):
         if array is not None and array.shape[-1] != vocab_size:
             raise UserError(
@@ -225,7 +225,7 @@ def check(maps: LogitMaps | None, vocab_size: int) -> None:
 
 def begun(maps: LogitMaps, lengths: jax.Array) -> LogitMaps:
     """The maps for texts whose first ``lengths`` i32[B] tokens are the prompt."""
-    grammar = maps.grammar and grammars.begun(maps.grammar, lengths)
+    grammar = None if maps.grammar is None else grammars.begun(maps.grammar, lengths)
     # A copy: states are donated, and the lengths may be a field of the same state.
     return maps.replace(prompt=jnp.copy(lengths), grammar=grammar)
 
@@ -265,7 +265,8 @@ def read(
     used = jnp.zeros((batch, vocab_size), bool).at[rows, ids].set(True, mode="drop")
     count = jnp.zeros((batch, vocab_size), jnp.int32)
     count = count.at[rows, ids].add(output.astype(jnp.int32), mode="drop")
-    state = maps.grammar and grammars.walked(maps.grammar, tokens, length).state
+    grammar = maps.grammar
+    state = None if grammar is None else grammars.walked(grammar, tokens, length).state
     return Text(used, count, output.sum(-1).astype(jnp.int32), state)
 
 
@@ -323,7 +324,7 @@ def along_text(maps: LogitMaps | None, logits: jax.Array, tokens: jax.Array) -> 
     output = before & (place >= maps.prompt[:, None])[:, None]
     nothing = read(maps, tokens[:, :0], jnp.zeros((batch,), jnp.int32), logits.shape[-1])
     assert nothing is not None
-    nothing = nothing.replace(state=maps.grammar and maps.grammar.start)
+    nothing = nothing.replace(state=None if maps.grammar is None else maps.grammar.start)
     start: Text = jax.tree.map(lambda x: x[:, None], nothing)
     after = _after(start, tokens, before, output, maps.grammar)
     return _or_unchanged(_map(maps, logits, after), logits)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -179,15 +178,20 @@ def _by_rows(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any) -> C
 # The decode loops of one device or of a mesh, with the same arguments.
 
 
-def loops(mesh: Mesh | None) -> Any:
-    """``prefill``, ``generate`` and ``autoregressive``: those of ``specjax.decode``, or of a mesh.
+class Loops(NamedTuple):
+    """The functions of ``specjax.decode`` with these names."""
 
-    The latter divide the rows among the devices of the mesh.
-    """
+    prefill: Callable[..., DecodeState]
+    generate: Callable
+    autoregressive: Callable[..., DecodeState]
+
+
+def loops(mesh: Mesh | None) -> Loops:
+    """The loops of one device (None), or those that divide the rows among a mesh's devices."""
     if mesh is None:
-        return decode
-    divided = (prefill, generate, autoregressive)
-    return SimpleNamespace(**{each.__name__: functools.partial(each, mesh) for each in divided})
+        return Loops(decode.prefill, decode.generate, decode.autoregressive)
+    bind = functools.partial
+    return Loops(bind(prefill, mesh), bind(generate, mesh), bind(autoregressive, mesh))
 
 
 def on_host(state: DecodeState) -> DecodeState:

@@ -84,7 +84,12 @@ class Run(struct.PyTreeNode):
 
 
 def run(
-    system: System, params: ModelParams, keys: RowKeys, context: Context, cache: Any, inner: Any
+    system: System,
+    params: ModelParams,
+    keys: RowKeys,
+    context: Context,
+    cache: overlay.OverlayCache,
+    inner: Any,
 ) -> Run:
     """Rounds of the inner system until every row has ``gamma`` tokens, or has failed.
 
@@ -264,7 +269,12 @@ def draw(
 
 
 def settle(
-    system: System, params: Any, state: State, accepted: Array, verdict: Verdict, out: Output
+    system: System,
+    params: ModelParams,
+    state: State,
+    accepted: Array,
+    verdict: Verdict,
+    out: Output,
 ) -> State:
     """The state after a verdict. ``accepted`` i32[B]: how many tokens of its main chain are kept.
 
@@ -296,14 +306,18 @@ def _probs_of(context: Context, tokens: Array, logits: Array) -> Array:
     return jax.lax.cond(jnp.all(context.sampling.greedy), lambda: zeros, sampled)
 
 
-def _open(system: System, params: ModelParams, context: Context, kept: Any) -> tuple[Any, Any]:
+def _open(
+    system: System, params: ModelParams, context: Context, kept: Any
+) -> tuple[overlay.OverlayCache, Any]:
     """An empty overlay on the cache of the committed text, and what the reader keeps."""
     reader = system.reader
     cache, kept = reader.view(params, context, kept)
     return overlay.open_on(reader.model, reader.params(params), cache, system.room), kept
 
 
-def own_cache(model: LM, params: Callable[..., Params], rooms: Sequence[int] = ()) -> Inner:
+def own_cache(
+    model: LM, params: Callable[[ModelParams], Params], rooms: Sequence[int] = ()
+) -> Inner:
     """The reader of a model that has a cache of its own, with the committed text.
 
     ``rooms``: for each system that it drafts inside, the outermost one first, the places of the
@@ -316,7 +330,13 @@ def own_cache(model: LM, params: Callable[..., Params], rooms: Sequence[int] = (
 
 
 def _begin(
-    model: LM, params: Callable, rooms: tuple, given: Any, context: Context, _: Any, slots: int
+    model: LM,
+    params: Callable[[ModelParams], Params],
+    rooms: tuple[int, ...],
+    given: ModelParams,
+    context: Context,
+    target_out: Output,
+    slots: int,
 ) -> Any:
     own = params(given)
     cache = _small_model.fed(model, own, context, slots + sum(rooms))

@@ -204,7 +204,9 @@ def _line(name: str, done: Sequence[Trial], layers: int, settings: Settings, sec
     )
 
 
-def plan(layers: int, done: list[Trial], trials: int, seed: int) -> Iterator[tuple[str, Callable]]:
+def plan(
+    layers: int, done: list[Trial], trials: int, seed: int
+) -> Iterator[tuple[str, Callable[[], Skips]]]:
     """(name, function that gives the set) of each trial; ``done`` has the trials before it."""
     yield "nothing", lambda: Skips((), ())
     for index in range(2 * layers):
