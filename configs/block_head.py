@@ -16,7 +16,7 @@ configs/p_eagle.py. dflash2 and xpress have the losses of the speculators librar
 token in the place of the target's preferred one in the cross-entropy (its ce_from_data).
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from specjax.errors import UserError
 from specjax.run.settings import trained, training
@@ -75,7 +75,7 @@ def get_config(method: str = "dflash") -> ConfigDict:
         "teacher": 0.0,
         "divergence": "forward_kl",
         "decay": DECAY,  # 1 with pace (D-PACE)
-        "pace": None,
+        "pace": config_dict.placeholder(float),
         "places": 32,
         "confidence": 0.0,
         "base": 0.0,

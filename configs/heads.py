@@ -9,14 +9,20 @@
 target's own text, so that ``config.drafter.nodes`` can search for a tree.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from specjax.run.settings import trained, training
 
 
 def get_config(name: str = "medusa", joint: bool = False) -> ConfigDict:
     """The configuration of the heads ``name``; ``joint`` trains the target too (a new target)."""
-    loss = {"ce": 1.0, "teacher": 0.0, "divergence": "forward_kl", "decay": 1.0, "pace": None}
+    loss = {
+        "ce": 1.0,
+        "teacher": 0.0,
+        "divergence": "forward_kl",
+        "decay": 1.0,
+        "pace": config_dict.placeholder(float),
+    }
     loss["places"] = 0
     if name in ("medusa", "bpd"):
         loss["slots"] = "all"

@@ -10,15 +10,17 @@ Another drafter: --config.drafter.name=medusa; --config.online.learn=False is th
 without updates.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from specjax.run.settings import decoding, drafter
 
-# Of all drafters that learn; None: see ``loss_of`` in specjax/train/online.py.
-LOSS = (
-    *("beta", "temperature", "ce", "teacher", "decay", "steps", "feature", "keep", "floor"),
-    *("places", "pace", "confidence", "weight"),
+# Key of the loss of a drafter that learns -> type; None: see ``loss_of`` in
+# specjax/train/online.py.
+_NUMBERS = (
+    *("beta", "temperature", "ce", "teacher", "decay", "feature", "keep", "floor", "pace"),
+    *("confidence", "weight"),
 )
+LOSS = dict.fromkeys(("steps", "places"), int) | dict.fromkeys(_NUMBERS, float)
 
 
 def get_config() -> ConfigDict:
@@ -26,6 +28,7 @@ def get_config() -> ConfigDict:
     return decoding(
         "online",
         drafter=drafter("draft_model", model="runs/draft"),
-        loss={"divergence": "forward_kl"} | dict.fromkeys(LOSS),
+        loss={"divergence": "forward_kl"}
+        | {name: config_dict.placeholder(kind) for name, kind in LOSS.items()},
         optimiser={"learning_rate": 1e-4, "schedule": "constant", "warmup": 0.0},
     )

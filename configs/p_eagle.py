@@ -13,7 +13,7 @@ costs about three passes over the text, not ``drafter.parallel``. Minutes on two
 small target.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from specjax.run.settings import trained, training
 
@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
             "teacher": 1.0,
             "divergence": "forward_kl",
             "decay": 1.0,
-            "pace": None,
+            "pace": config_dict.placeholder(float),
             "keep": 0.8,
             "floor": 0.2,
         },

@@ -12,7 +12,7 @@ more keys in its config.json, so it can be taught further. A step costs about th
 ``config.drafter.gamma``: deeper masks are dropped.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from configs import distill
 from specjax.run.settings import draft_model
@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
             "teacher": 0.0,
             "divergence": "forward_kl",
             "decay": 1.0,
-            "pace": None,
+            "pace": config_dict.placeholder(float),
             "keep": 0.7,
             "floor": 0.2,
         },

@@ -14,7 +14,7 @@ the target's where the sizes agree. The paper trains a beginning of each output 
 (config.loss.places=1), with dropout, which is left out here.
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from configs import t5
 from specjax.run.settings import trained, training
@@ -27,7 +27,12 @@ def get_config() -> ConfigDict:
         data={"pairs": "docstrings"},
         # The paper's drafts have 25 tokens.
         drafter=trained("spec_drafter", block=7, layers=2),
-        loss={"places": 4, "smoothing": 0.1, "glancing": 0.5, "fall": None},
+        loss={
+            "places": 4,
+            "smoothing": 0.1,
+            "glancing": 0.5,
+            "fall": config_dict.placeholder(float),
+        },
         train=t5.TRAIN,
         examine=t5.EXAMINE,
     )

@@ -264,6 +264,8 @@ def _help(config: Config, path: list[str]) -> str:
     """The help of a declared key; "" for another one."""
     if path[0] == "stages" and len(path) > 2:
         return _help(config.stages[path[1]], path[2:])
+    if path[0] == "loss":
+        return _help_of_loss(config, path[-1])
     keys: type[declare.Keys] | None = Training if config.get("mode") == "train" else Settings
     text = ""
     for part in path:
@@ -272,6 +274,16 @@ def _help(config: Config, path: list[str]) -> str:
             return ""
         text, keys = found[0].facts.help, found[0].facts.group
     return text
+
+
+def _help_of_loss(config: Config, name: str) -> str:
+    """The help of a key of the loss of the configuration's drafter, or of another loss."""
+    from specjax.train import layer_skip, objectives
+
+    drafter = config.get("drafter", {}).get("name")
+    keys = (objectives.JointKeys, objectives.DistillKeys, layer_skip.Settings)
+    known = [*map(declare.keys_of, keys), loss_keys(drafter) if drafter else []]
+    return {each.name: each.facts.help for own in known for each in own}.get(name, "")
 
 
 def _methods(config: Config, path: str = "") -> Iterator[tuple[str, str, dict[str, str]]]:

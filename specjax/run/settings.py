@@ -31,7 +31,7 @@ from specjax.generation import stops
 from specjax.logit_maps import Automaton
 from specjax.models import hf
 from specjax.train import settings as train_settings
-from specjax.train.settings import LossKeys, OnlineKeys, OptimiserKeys, Training
+from specjax.train.settings import OnlineKeys, OptimiserKeys, Training
 
 _MOST = 1 << 22  # no vocabulary has so many tokens
 
@@ -348,7 +348,7 @@ class Settings(declare.Keys, owner="config."):
     )
     # online
     online: OnlineKeys = group(OnlineKeys)
-    loss: Mapping[str, Any] = free("keys of the drafter's loss", LossKeys)
+    loss: Mapping[str, Any] = free("keys of the drafter's loss")
     optimiser: OptimiserKeys = group(OptimiserKeys)
     # of the configuration itself
     config_json: str = key("", "the configuration's text", python=True)

@@ -31,18 +31,32 @@ from specjax.types import LM, Batch
 class Settings(declare.Keys, owner="loss."):
     """The keys of the loss; each is the key of ``config.loss`` of that name. Raises UserError."""
 
-    # p_max, the probability that the last layer is left out; 0: no layer dropout.
-    dropout: float = key(0.1, least=0, below=1)
-    # How the probabilities depend on the step: "constant" (to continue a trained model), or
-    # "exponential" (from scratch: from 0 to their full size).
-    dropout_schedule: str = key("exponential", choices=("constant", "exponential"), needs="dropout")
-    # e_scale, the weight of all exits but the last; 0: only the last layer is trained.
-    exits: float = key(0.2, least=0)
-    # Which exits are trained in a step: "rotational" (every ``rotation``-th layer, by turns),
-    # "gradual" (from the last layer to the first, in the first half of the steps) or "all". The
-    # last layer is trained in every step.
-    curriculum: str = key("rotational", choices=("rotational", "gradual", "all"), needs="exits")
-    rotation: int = key(8, least=1, needs="exits")
+    dropout: float = key(
+        0.1,
+        "probability that the last layer is left out, earlier ones less (p_max); 0: no layer "
+        "dropout",
+        least=0,
+        below=1,
+    )
+    dropout_schedule: str = key(
+        "exponential",
+        'from 0 to the full probabilities, or "constant" to continue a trained model',
+        choices=("constant", "exponential"),
+        needs="dropout",
+    )
+    exits: float = key(
+        0.2,
+        "weight of the exits before the last layer (e_scale); 0: only the last layer is trained",
+        least=0,
+    )
+    curriculum: str = key(
+        "rotational",
+        'exits that a step trains: "rotational" (every rotation-th layer, by turns), "gradual" '
+        '(from the last to the first, in half of the steps), or "all"; and always the last layer',
+        choices=("rotational", "gradual", "all"),
+        needs="exits",
+    )
+    rotation: int = key(8, "see curriculum", least=1, needs="exits")
 
     def check(self) -> None:
         if not self.dropout and not self.exits:

@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import divergences
-from specjax.checks import number, one_of
+from specjax import declare, divergences
+from specjax.declare import key
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.types import LM, Batch, Drafter, Output
@@ -83,29 +83,39 @@ def pretrain_loss(model: LM) -> Loss:
     return loss
 
 
-def distill_loss(
-    target: LM,
-    draft: LM,
-    *,
-    divergence: str = "forward_kl",
-    beta: float = 0.5,
-    temperature: float = 1.0,
-) -> Loss:
+class DistillKeys(declare.Keys, owner="loss."):
+    """The keys of the loss of draft models."""
+
+    divergence: str = key(
+        "forward_kl", "from the target's distribution", choices=tuple(DIVERGENCES)
+    )
+    beta: float = key(0.5, "of jensen_shannon", above=0, below=1)
+    temperature: float = key(
+        1.0,
+        "of both models' probs, and of text written by the draft; online: that of decoding",
+        above=0,
+    )
+
+    def check(self) -> None:
+        """Raises UserError for a key without effect."""
+        if self.divergence != "jensen_shannon" and self.beta != 0.5:
+            raise UserError(
+                f"loss.beta is {self.beta}, but only jensen_shannon has it; leave it out with "
+                f"{self.divergence}"
+            )
+
+
+@declare.method(DistillKeys)
+def distill_loss(target: LM, draft: LM, keys: DistillKeys) -> Loss:
     """A divergence from ``target`` to ``draft`` along the text of the batch.
 
     Metrics: alpha and agreement. ``temperature`` divides the logits of both first: give the one of
     later decoding. The text, from any source, is a constant: no gradient passes through its
     sampling. DistillSpec, Zhou et al. 2023 (2310.08461), algorithm 1. Raises UserError.
     """
-    one_of("loss.divergence", divergence, tuple(DIVERGENCES))
-    number("loss.beta", beta, "in (0, 1)", lambda x: 0 < x < 1)
-    number("loss.temperature", temperature, "> 0", lambda x: x > 0)
-    if divergence != "jensen_shannon" and beta != 0.5:
-        raise UserError(
-            f"loss.beta is {beta}, but only jensen_shannon has it; leave it out with {divergence}"
-        )
-    measure = DIVERGENCES[divergence]
-    keys = {"beta": beta} if divergence == "jensen_shannon" else {}
+    temperature = keys.temperature
+    more = {"beta": keys.beta} if keys.divergence == "jensen_shannon" else {}
+    measure = functools.partial(DIVERGENCES[keys.divergence], **more)
 
     def loss(params, target_params, batch, key):
         labels, mask = labels_of(batch)
@@ -116,15 +126,29 @@ def distill_loss(
             "alpha": overlap(theirs, ours, mask),
             "agreement": agreement(theirs, ours, mask),
             # [V] only: XLA would fold a constant of the whole shape, slowly.
-            "uniform": measure(theirs, jnp.zeros(ours.shape[-1]), mask, **keys),
+            "uniform": measure(theirs, jnp.zeros(ours.shape[-1]), mask),
         }
-        return measure(theirs, ours, mask, **keys), {**metrics, "weight": count_of(mask, labels)}
+        return measure(theirs, ours, mask), {**metrics, "weight": count_of(mask, labels)}
 
     return loss
 
 
+class JointKeys(declare.Keys, owner="loss."):
+    """The keys of a joint loss beside those of the heads' loss."""
+
+    heads: float = key(0.2, "weight of the heads' loss", above=0)
+    language: str = key(
+        "ce", 'loss of the target: on the text, or "kl" from its start', choices=("ce", "kl")
+    )
+
+
 def joint_loss(
-    target: LM, drafter: Drafter, *, heads: float = 0.2, language: str = "ce", **weights: Any
+    target: LM,
+    drafter: Drafter,
+    *,
+    heads: float = JointKeys.heads,
+    language: str = JointKeys.language,
+    **weights: Any,
 ) -> Loss:
     """Language loss of the target plus ``heads`` times the loss of its heads, both trained.
 
@@ -134,8 +158,7 @@ def joint_loss(
     itself. Each of the two is a mean over its own labels. ``weights`` are keys of the heads' loss.
     Cai et al. 2024 (2401.10774), sections 2.2.2 and 2.3.2. Raises UserError.
     """
-    one_of("loss.language", language, ("ce", "kl"))
-    number("loss.heads", heads, "> 0", lambda x: x > 0)
+    JointKeys(heads=heads, language=language)  # checks them
     assert drafter.training is not None and drafter.training.loss is not None
     heads_loss = drafter.training.loss
 
@@ -168,9 +191,9 @@ def with_language(
 
 def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
     """Raises UserError for a key of ``config.loss`` that is not in ``known``."""
-    for key in keys:
-        if key not in known:
-            raise UserError(f"config.loss.{key} is not a key of the loss of {what}; leave it out")
+    for name in keys:
+        if name not in known:
+            raise UserError(f"config.loss.{name} is not a key of the loss of {what}; leave it out")
 
 
 def output_of(model: LM, params: Any, batch: Batch) -> Output:

@@ -348,79 +348,6 @@ class WeightKeys(declare.Keys, owner="config.drafter."):
     )
 
 
-class LossKeys(declare.Keys, owner="config.loss."):
-    """config.loss: the keys of all losses; each has some of them, and its own defaults."""
-
-    ce: float | None = key(None, "weight of the cross-entropy with the text")
-    teacher: float | None = key(None, "weight of the divergence from the target's probs")
-    weight: float | None = key(None, "eagle, falcon, mtp_module: weight of that divergence")
-    divergence: str | None = key(
-        None,
-        "forward_kl, reverse_kl, jeffreys, jensen_shannon, total_variation, lk, lk_hybrid; heads: "
-        "needs teacher > 0",
-    )
-    beta: float | None = key(None, "of jensen_shannon")
-    temperature: float | None = key(
-        None,
-        "draft models: of both models' probs, and of text written by the draft; online None: that "
-        "of decoding, at 0 it is 1",
-    )
-    decay: float | None = key(
-        None, "factor on the loss from each head, depth or step of the draft to the next"
-    )
-    pace: float | None = key(
-        None,
-        "smoothing of D-PACE's weights of depths, instead of decay, such as 0.5; None: without",
-    )
-    slots: str | None = key(None, '"all" heads, or "one" per batch, chosen at random')
-    language: str | None = key(
-        None, 'joint training: loss of the target, "ce" on the text, or "kl" from its start'
-    )
-    heads: float | None = key(None, "joint training: weight of the heads' loss")
-    steps: int | None = key(None, "of the draft that are unrolled")
-    feature: float | None = key(
-        None, "smooth L1 distance from the target's next feature (falcon: k tokens ahead)"
-    )
-    noise: float | None = key(None, "uniform noise on the features that the first step reads")
-    detach: bool | None = key(None, "no gradient passes from a step to the feature before it")
-    top_k: int | None = key(None, "best tokens of the target, with a cross-entropy of their own")
-    top_k_weight: float | None = key(None, "of that cross-entropy")
-    in_vocabulary: bool | None = key(
-        None,
-        "whether positions at which the target prefers a token outside the draft vocabulary are "
-        "left out, as published",
-    )
-    keep: float | None = key(
-        None, "the share of places that have masks at depth d is keep^d, and at least floor"
-    )
-    floor: float | None = key(None, "see keep")
-    places: int | None = key(
-        None, "places of each row that learn in a step: blocks, beginnings, or tokens"
-    )
-    confidence: float | None = key(None, "block_head: weight of the confidence's cross-entropy")
-    hard: float | None = key(None, "share of the cross-entropy with the target's preferred token")
-    glancing: float | None = key(None, "answers that are given per wrong token, at the first step")
-    fall: float | None = key(
-        None, "share of the rate of given answers that is gone at the end; None: 0.4"
-    )
-    smoothing: float | None = key(None, "of the labels")
-    dropout: float | None = key(
-        None,
-        "falcon: of the outputs of the first LSTM layer; pretrain: probability that the last layer "
-        "is left out, earlier ones less",
-    )
-    dropout_schedule: str | None = key(
-        None, '"exponential", or "constant" to continue a trained model'
-    )
-    exits: float | None = key(None, "weight of the exits before the last layer")
-    curriculum: str | None = key(
-        None,
-        'exits that a step trains: "rotational" (every rotation-th layer, by turns), "gradual" '
-        '(from the last to the first, in half of the steps), or "all"',
-    )
-    rotation: int | None = key(None, "see curriculum")
-
-
 class Training(declare.Keys, owner="config."):
     """The keys of all objectives; ``KEYS`` says which of them an objective has."""
 
@@ -457,7 +384,7 @@ class Training(declare.Keys, owner="config."):
         WeightKeys,
     )
     accept: str = key("chain", "the rule of the drafter that writes")
-    loss: Mapping[str, Any] = free("the keys of the loss", LossKeys)
+    loss: Mapping[str, Any] = free("the keys of the loss")
     train: TrainKeys = group(TrainKeys)
     optimiser: OptimiserKeys = group(OptimiserKeys)
     examine: ExamineKeys = group(ExamineKeys)
