@@ -103,6 +103,20 @@ HF_FAMILIES: dict[str, tuple[str, dict]] = {
         "Qwen3NextConfig",
         {**_DELTA, "num_experts": 0, "rope_parameters": _TURNS},
     ),
+    "qwen3_next-experts": (
+        "Qwen3NextConfig",
+        {
+            **_DELTA,
+            "num_hidden_layers": 3,
+            "layer_types": [_LINEAR, _FULL, _LINEAR],
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 12,
+            "mlp_only_layers": [0],
+            "rope_parameters": _TURNS,
+        },
+    ),
     "qwen3_5_text": (
         "Qwen3_5TextConfig",
         {
@@ -110,6 +124,20 @@ HF_FAMILIES: dict[str, tuple[str, dict]] = {
             "linear_conv_kernel_dim": 3,
             "tie_word_embeddings": True,
             "rope_parameters": _TURNS | {"mrope_section": [1, 1, 1], "mrope_interleaved": True},
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **{key: value for key, value in _SIZES.items() if key != "num_hidden_layers"},
+            "head_dim": 12,
+            "layers_block_type": [_LINEAR, "mlp", _LINEAR, _FULL, "mlp", _LINEAR],
+            "n_groups": 2,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 6,
+            "ssm_state_size": 5,
+            "conv_kernel": 3,
+            "mlp_bias": True,
         },
     ),
     "smollm3": (

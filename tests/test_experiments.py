@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ from experiments.rollouts import run as rollouts_study
 from experiments.self_speculation import run as self_speculation_study
 from experiments.several_drafts import run as several_study
 from experiments.several_drafts import tables as several_tables
+from experiments.states import run as states_study
 from experiments.system_efficiency import run as system_efficiency_study
 from experiments.t5 import run as t5_study
 from experiments.trained_drafters import chat_head as chat_head_study
@@ -50,7 +52,7 @@ from experiments.vocabularies import run as vocabularies_study
 from specjax import accept, files
 from specjax.data import shards
 from specjax.errors import UserError
-from specjax.models import hf
+from specjax.models import hf, lm
 from specjax.testing.models import tiny, tiny_config
 from specjax.topology import shapes
 from specjax.types import Draft
@@ -814,6 +816,41 @@ ENTRY %main (a: f32[1,8], b: f32[32,8]) -> f32[1,32] {
     kinds = [op_times_study.kind_of(program, each[name], 32) for name in names]
     assert kinds == ["products in loops", "head", "head", "copies"]
     assert op_times_study.kind_of(program, each["head"], 99) == "products"
+
+
+@pytest.mark.parametrize("family", states_study.FAMILIES)
+def test_both_commits_of_states_are_equal(family):
+    """And that of nothing moves no state."""
+    config = states_study.shape(family, layers=4, width=32)
+    target, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (3, 9), 0, 2048)
+
+    @jax.jit
+    def three(params, tokens):
+        cache = target.init_cache(3, 20)
+        _, block = target.apply(params, tokens[:, :4], cache)
+        cache = target.commit(cache, block, jnp.asarray([4, 1, 2]))
+        _, block = target.apply(params, tokens[:, 4:], cache)
+        count = jnp.asarray([5, 0, 3])
+        forms = ("updates", "states", "pass")
+        made = [states_study.committed(form, target, cache, block, count) for form in forms]
+        return cache.states, [each.states for each in made]
+
+    before, (updates, states, still) = three(params, tokens)
+    for a, b in zip(jax.tree.leaves(updates), jax.tree.leaves(states), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert np.abs(a).max() > 1e-3
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(still), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_states(tmp_path):
+    out = tmp_path / "results.json"
+    small = "--batch-sizes 2 --tokens 1 3 --turns=2 --repeats=1 --busy=drop"
+    states_study.main([*small.split(), f"--out={out}"])
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 4 and all(row["states_bytes"] > row["updates_bytes"] for row in rows)
 
 
 @pytest.mark.slow

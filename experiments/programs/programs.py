@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from experiments.accelerator.models import SMALL as TARGET
+from experiments.states.run import committed
 from specjax import accept, decode, drafters, outcome, prompt, rng, sampling
 from specjax.models import lm
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models.transformer_config import Recurrent, TransformerConfig
 from specjax.train import objectives, optimise, update
 from specjax.types import LM, Batch, Drafter, ModelParams
 
@@ -25,11 +26,20 @@ DRAFT = dataclasses.replace(
 )
 
 
+# The target with the recurrent layers of Qwen3-Next: three of four, and a state of 2 MiB in each.
+HYBRID = dataclasses.replace(
+    TARGET,
+    recurrent=Recurrent(16, 32, 128, 128, 4, tuple(i for i in range(16) if (i + 1) % 4)),
+    rope_scaling=None,
+)
+
+
 class Size(NamedTuple):
     """The sizes of all programs."""
 
     target: TransformerConfig = TARGET
     draft: TransformerConfig = DRAFT
+    hybrid: TransformerConfig = HYBRID
     prompt: int = 1024
     text: int = 2048  # the longest text; sizes the cache
     rows: int = 4  # of a training step, for each device
@@ -40,7 +50,9 @@ def small() -> Size:
     """Sizes that compile in seconds. Matrices are as wide as the target's, but there are fewer."""
     target = dataclasses.replace(TARGET, vocab_size=16384, num_layers=2)
     draft = dataclasses.replace(DRAFT, vocab_size=16384, num_layers=1)
-    return Size(target, draft, prompt=64, text=512, rows=2, length=64)
+    own = Recurrent(2, 4, 16, 16, 4, layers=(0,))
+    hybrid = dataclasses.replace(target, recurrent=own, rope_scaling=None)
+    return Size(target, draft, hybrid, prompt=64, text=512, rows=2, length=64)
 
 
 class Pair(NamedTuple):
@@ -171,6 +183,22 @@ def forward(size: Size, device: Any, tokens: int, batch: int = 1) -> Made:
     given = on(device, jax.ShapeDtypeStruct((batch, tokens), jnp.int32))
     traced = jax.jit(one, donate_argnums=2).trace(params, given, cache)
     return Made(traced, nbytes((params, cache)), shapes_of(params, cache.k))
+
+
+def hybrid(size: Size, device: Any, tokens: int, form: str) -> Made:
+    """A pass of the hybrid over so many tokens, and the commit of some, in a form of ``states``."""
+    target = lm.from_config(size.hybrid, jnp.dtype(jnp.bfloat16))
+    params = on(device, lm.abstract_params(size.hybrid, jnp.bfloat16))
+    cache = on(device, jax.eval_shape(lambda: target.init_cache(1, size.text)))
+
+    def one(params, tokens, cache, count):
+        out, block = target.apply(params, tokens, cache)
+        cache = committed(form, target, cache, block, count)
+        return jnp.argmax(out.logits, -1).astype(jnp.int32), cache
+
+    given = on(device, [jax.ShapeDtypeStruct(x, jnp.int32) for x in ((1, tokens), (1,))])
+    traced = jax.jit(one, donate_argnums=2).trace(params, given[0], cache, given[1])
+    return Made(traced, nbytes((params, cache)), shapes_of(params, cache.attention.k))
 
 
 def prompts(size: Size, batch: int) -> tuple:

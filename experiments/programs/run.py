@@ -7,7 +7,9 @@
     JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py --gpu=h200.txtpb
 
 libtpu compiles for a named topology with no device at all. The target has the shape of Llama 3.2
-1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Of
+1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Three
+of four layers of the "hybrid" have the gated delta rule, and its passes the commits of
+experiments/states. Of
 each executable: the compiler's memory analysis and estimated cycles, and from its text the bytes
 that one pass or round moves to and from main memory (in multiples of the weights and caches that it
 must read), collectives, copies of buffers in the shape of a weight or a cache inside loops,
@@ -53,6 +55,7 @@ CHIPS = ("v5e", "v5p", "v6e")
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 LARGE = {"v5e": "v5e:4x4", "v5p": "v5p:2x2x4", "v6e": "v6e:4x4"}
 PASSES = (1, 6, 8, 16)
+FORMS = ("pass", "updates", "states")  # of the commit of recurrent layers: experiments/states
 PLUGIN = "jax-cuda12-plugin"
 TIMES = frozenset({"compile_seconds"})
 
@@ -92,6 +95,8 @@ def cases(size: Size, chips: Sequence[str]) -> list[Case]:
         made["plain loop"] = partial(programs.autoregressive, size, one)
         made["chain loop"] = partial(programs.loop, size, one, "chain")
         if first:
+            for form in FORMS:
+                made[f"hybrid over 6, {form}"] = partial(programs.hybrid, size, one, 6, form)
             made["prefill"] = partial(programs.prefill, size, one)
             made["nested loop"] = partial(programs.loop, size, one, "nested")
             made["tree loop"] = partial(programs.loop, size, one, "tree")
@@ -146,6 +151,8 @@ def gpu_cases(size: Size, config: Path) -> list[Case]:
     """All programs for a GPU."""
     one = gpu(config)
     made = {f"pass over {n}": partial(programs.forward, size, one, n) for n in PASSES}
+    for form in FORMS:
+        made[f"hybrid over 6, {form}"] = partial(programs.hybrid, size, one, 6, form)
     made["plain loop"] = partial(programs.autoregressive, size, one)
     for name in ("chain", "tree", "nested", *programs.HEADS):
         made[f"{name} loop"] = partial(programs.loop, size, one, name, turns=True)

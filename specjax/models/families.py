@@ -8,6 +8,7 @@ Sources: the configurations and modules of transformers 5; the papers in ``trans
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -28,6 +29,10 @@ ACTIVATIONS = {
 
 # Every n-th layer of a family with recurrent layers has attention.
 INTERVAL = 4
+
+
+# Key of config.json: the inner units of the expert that computes every token.
+SHARED = "shared_expert_intermediate_size"
 
 
 class Family(NamedTuple):
@@ -52,6 +57,8 @@ class Family(NamedTuple):
     by_head: Mapping[str, str] = {}
     renamed: Mapping[str, str] = {}  # other beginnings of names that files have
     ignored: tuple[str, ...] = ()  # beginnings of names of tensors that are not read
+    # Whether a layer of a file is attention, a recurrence or a feed-forward part alone.
+    apart: bool = False
 
 
 _KEYS = {
@@ -150,9 +157,36 @@ _DELTA_NAMES = _NAMES | {
     "delta.norm": "linear_attn.norm",
     "delta.o": "linear_attn.out_proj",
 }
+_MAMBA = dict.fromkeys(("z", "x", "b", "c", "dt"), "mixer.in_proj")
+_MAMBA |= dict.fromkeys(("x_conv", "b_conv", "c_conv"), "mixer.conv1d")
+_MAMBA |= {"norm": "mixer.norm", "o": "mixer.out_proj"}
+_NEMOTRON_NAMES = {
+    "embed": "model.embeddings",
+    "layers": "model.layers",
+    "norm": "model.norm_f",
+    "head": "lm_head",
+    **dict.fromkeys(("attention_norm", "mlp_norm"), "norm"),
+    **{f"attention.{part}": f"mixer.{part}_proj" for part in "qkvo"},
+    **{f"mlp.{part}": f"mixer.{part}_proj" for part in ("up", "down")},
+    **{f"mamba.{part}": name for part, name in _MAMBA.items()},
+    "mamba": "mixer",
+}
+_MOE_NAMES = {"mlp.router": "mlp.gate", "experts": "mlp.experts"}
+_SHARED_NAMES = {"mlp.shared_gate": "mlp.shared_expert_gate"}
+_SHARED_NAMES |= {f"mlp.shared.{x}": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")}
 _QWEN3_5_NAMES = _DELTA_NAMES | {f"delta.{x}": f"linear_attn.in_proj_{x}" for x in "zba"}
 _QWEN3_5_NAMES |= dict.fromkeys(("delta.q", "delta.k", "delta.v"), "linear_attn.in_proj_qkv")
-_MOE_NAMES = _NAMES | {"mlp.router": "mlp.gate", "experts": "mlp.experts"}
+
+
+def _moe(experts: int, chosen: int, size: int, renormalise: bool) -> dict[str, Any]:
+    """The defaults of transformers for the keys of experts."""
+    return {
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": size,
+        "norm_topk_prob": renormalise,
+    }
+
 
 _UNTIED = {"tie_embeddings": False, "norm_eps": 1e-6}
 _QWEN = _UNTIED | {"max_positions": 32768, "sliding_window": 4096}
@@ -211,19 +245,22 @@ FAMILIES = {
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         _KEYS | _BIAS,
-        _MOE_NAMES,
+        _NAMES | _MOE_NAMES,
         {"qk_norm": True},
-        _QWEN | {"num_kv_heads": 4},
+        _QWEN | {"num_kv_heads": 4} | _moe(128, 8, 768, False),
         {"hidden_act": ["silu"]},
         windows="all",
     ),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
         _KEYS | _BIAS,
-        _DELTA_NAMES,
+        _DELTA_NAMES | _MOE_NAMES | _SHARED_NAMES,
         _DELTA_SWITCHES,
-        _UNTIED | {"max_positions": 32768, "num_kv_heads": 2, "head_dim": 256, "num_experts": 512},
-        {"num_experts": [0]},
+        _UNTIED
+        | {"max_positions": 32768, "num_kv_heads": 2, "head_dim": 256}
+        | _moe(512, 10, 512, True)
+        | {SHARED: 512},
+        {"hidden_act": ["silu"]},
         rope={"partial": 0.25},
         by_head={"q_proj": "num_heads", "in_proj_qkvz": "key_heads", "in_proj_ba": "key_heads"},
     ),
@@ -239,6 +276,19 @@ FAMILIES = {
         # A file with the vision tower, which is not read.
         renamed={"model.language_model.": "model."},
         ignored=("model.visual.", "visual."),
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        _KEYS | _MLP_BIAS | {"norm_eps": "layer_norm_epsilon", "activation": "mlp_hidden_act"},
+        _NEMOTRON_NAMES,
+        {"positions": "none", "gated": False},
+        {"tie_embeddings": False, "num_kv_heads": 8, "head_dim": 128, "max_positions": 4096}
+        | {"activation": "relu2"},
+        {"mamba_hidden_act": ["silu"], "use_conv_bias": [True], "attention_bias": [False]}
+        | {key: [False] for key in ("use_bias", "mamba_proj_bias", "residual_in_fp32")},
+        renamed={"backbone.": "model."},
+        ignored=("mtp.",),
+        apart=True,
     ),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
@@ -313,6 +363,8 @@ def shape(family: str, **fields: Any) -> TransformerConfig:
         # A quarter of each head is rotated, an even number of dimensions.
         own["rotary_dim"] = 2 * max(fields["head_dim"] // 8, 1)
         own["recurrent"] = _recurrent(fields)
+    if "mamba" in row.names:
+        own["recurrent"] = dataclasses.replace(_recurrent(fields), kind="mamba2", least_step=0.001)
     return TransformerConfig(family=family, **own | fields)
 
 

@@ -73,8 +73,42 @@ def places(layout: Layout, width: int) -> jax.Array:
 class Convolution(nnx.Module):
     """The weights of a causal convolution of each channel by itself."""
 
-    def __init__(self, width: int, channels: int, dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, channels: int, dtype, rngs: nnx.Rngs, bias: bool = False):
         self.kernel = nnx.Param(init()(rngs.params(), (width, channels), dtype))
+        self.bias = nnx.Param(jnp.zeros((channels,), dtype)) if bias else None
+
+
+def convolved(kernel: jax.Array, new: jax.Array, before: Before, at: jax.Array | None) -> jax.Array:
+    """The convolution, with weights [W,C], of inputs [B,T,C] along their paths.
+
+    ``at`` are the ``places`` of the tokens; None: the block is a chain.
+    """
+    parts = [before.state.window.astype(new.dtype), new]
+    if before.fed is not None:
+        parts.insert(1, before.fed.inputs.astype(new.dtype))
+    whole, size = jnp.concatenate(parts, 1), new.shape[1]
+    more, total = len(kernel) - 1, whole.shape[1]
+    out = new * kernel[-1]
+    for index in range(more):
+        if at is None:
+            start = total - size - more + index
+            earlier = whole[:, start : start + size]
+        else:
+            earlier = jnp.take_along_axis(whole, at[..., index, None], 1)
+        out = out + earlier * kernel[index]
+    return out
+
+
+def new_rates(heads: int, dtype, rngs: nnx.Rngs) -> tuple[nnx.Param, nnx.Param]:
+    """(a_log, dt_bias) [H] of a new layer: it forgets at rates of 1 / 1000 to 1.6 per token.
+
+    Mamba-2 (2405.21060, section 9).
+    """
+    rate = jax.random.uniform(rngs.params(), (heads,), minval=1.0, maxval=16.0)
+    step = jax.random.uniform(rngs.params(), (heads,))
+    step = jnp.exp(jnp.log(0.001) + step * jnp.log(100.0))
+    bias = step + jnp.log(-jnp.expm1(-step))
+    return nnx.Param(jnp.log(rate).astype(dtype)), nnx.Param(bias.astype(dtype))
 
 
 class GatedDelta(nnx.Module):
@@ -91,12 +125,7 @@ class GatedDelta(nnx.Module):
         self.v_conv = Convolution(own.kernel, values, dtype, rngs)
         self.z = Linear(config.hidden_size, values, **kw)
         self.b, self.a = (Linear(config.hidden_size, own.value_heads, **kw) for _ in range(2))
-        # New layers forget at rates between 1 / 1000 and 1.6 per token, as those of Mamba-2.
-        rate = jax.random.uniform(rngs.params(), (own.value_heads,), minval=1.0, maxval=16.0)
-        self.a_log = nnx.Param(jnp.log(rate).astype(dtype))
-        step = jax.random.uniform(rngs.params(), (own.value_heads,))
-        step = jnp.exp(jnp.log(0.001) + step * jnp.log(100.0))
-        self.dt_bias = nnx.Param((step + jnp.log(-jnp.expm1(-step))).astype(dtype))
+        self.a_log, self.dt_bias = new_rates(own.value_heads, dtype, rngs)
         self.norm = Norm(dataclasses.replace(config, norm="rms"), dtype, own.value_dim)
         self.o = Linear(values, config.hidden_size, **kw)
 
@@ -108,10 +137,12 @@ class GatedDelta(nnx.Module):
         ``layout`` is a ``tree.Layout`` of the block. ``at`` are the ``places`` of the tokens;
         None: the block is a chain.
         """
-        own, (state, fed) = self.sizes, before
+        own = self.sizes
         wide = jnp.promote_types(x.dtype, jnp.float32)
         inputs = jnp.concatenate([self.q(x), self.k(x), self.v(x)], -1)
-        mixed = jax.nn.silu(self._convolved(inputs, state, fed, at).astype(wide))
+        kernel = [part.kernel[...] for part in (self.q_conv, self.k_conv, self.v_conv)]
+        mixed = convolved(jnp.concatenate(kernel, -1), inputs, before, at)
+        mixed = jax.nn.silu(mixed.astype(wide))
         keys = own.key_heads * own.key_dim
         q, k, v = jnp.split(mixed.astype(x.dtype).astype(wide), (keys, 2 * keys), -1)
         q, k = (_unit(part.reshape(*x.shape[:2], own.key_heads, -1)) for part in (q, k))
@@ -120,31 +151,11 @@ class GatedDelta(nnx.Module):
         bias, rate = self.dt_bias[...].astype(wide), jnp.exp(self.a_log[...].astype(wide))
         decay = -rate * jax.nn.softplus(self.a(x).astype(wide) + bias)
         tokens = Tokens(q * own.key_dim**-0.5, k, v, beta, decay)
-        out, values = delta_rule(tokens, layout, state.memory, fed)
+        out, values = delta_rule(tokens, layout, before.state.memory, before.fed)
         gate = self.z(x).reshape(out.shape).astype(wide)
         out = self.norm(out.astype(x.dtype)).astype(wide) * jax.nn.silu(gate)
         out = self.o(out.astype(x.dtype).reshape(*x.shape[:2], -1))
         return out, Updates(k, values, decay, inputs)
-
-    def _convolved(
-        self, new: jax.Array, state: RecurrentState, fed: Updates | None, at: jax.Array | None
-    ) -> jax.Array:
-        """The convolution of inputs [B,T,C] along their paths."""
-        kernel = [own.kernel[...] for own in (self.q_conv, self.k_conv, self.v_conv)]
-        kernel, parts = jnp.concatenate(kernel, -1), [state.window.astype(new.dtype), new]
-        if fed is not None:
-            parts.insert(1, fed.inputs.astype(new.dtype))
-        whole, size = jnp.concatenate(parts, 1), new.shape[1]
-        more, total = len(kernel) - 1, whole.shape[1]
-        out = new * kernel[-1]
-        for index in range(more):
-            if at is None:
-                start = total - size - more + index
-                earlier = whole[:, start : start + size]
-            else:
-                earlier = jnp.take_along_axis(whole, at[..., index, None], 1)
-            out = out + earlier * kernel[index]
-        return out
 
 
 def _unit(x: jax.Array) -> jax.Array:
@@ -157,7 +168,7 @@ class Tokens(NamedTuple):
     q: jax.Array  # [B,T,G,K]
     k: jax.Array  # [B,T,G,K]
     v: jax.Array  # [B,T,H,V]
-    beta: jax.Array  # [B,T,H]
+    beta: jax.Array | None  # [B,T,H]; None: v is written as it is
     decay: jax.Array  # [B,T,H]
 
 
@@ -166,12 +177,13 @@ def delta_rule(
 ) -> tuple[jax.Array, jax.Array]:
     """The outputs [B,T,H,V] of T tokens, and their updates u [B,T,H,V] (``Updates.values``).
 
+    Without ``Tokens.beta`` an update is the token's value, as in Mamba-2.
     ``layout`` is that of the block, whose other tokens are ``fed``; memory [B,H,K,V] is the state
     before it. Tokens after one with values that are not finite get NaN; no other token does.
     """
     finite = _finite(tokens)
     visible, (batch, size, heads) = layout.visible, tokens.decay.shape
-    tokens = Tokens(*(_where(finite, part, 0) for part in tokens))
+    tokens = Tokens(*(part if part is None else _where(finite, part, 0) for part in tokens))
     k, values, decay, sound = tokens.k, None, tokens.decay, finite
     if fed is not None:
         good = jnp.isfinite(fed.values).all((2, 3))
@@ -180,29 +192,46 @@ def delta_rule(
         values, sound = old[2].swapaxes(1, 2), jnp.concatenate([good, finite], 1)
     start, weight = _decays(layout, decay, fed is not None)
     group = heads // k.shape[2]
-    both = jnp.concatenate([tokens.k, tokens.q], 1)
+    kinds = [tokens.q] if tokens.beta is None else [tokens.k, tokens.q]
+    both, last = jnp.concatenate(kinds, 1), len(kinds) - 1
     # What keys and queries read of the state, in one pass over it; and of each other's keys.
     grouped = memory.reshape(batch, -1, group, *memory.shape[2:])
     read = jnp.einsum("btgk,bgrkv->bgrtv", both, grouped, precision=EXACT)
-    read = read.reshape(batch, heads, 2, size, -1) * start[:, :, None, :, None]
+    read = read.reshape(batch, heads, len(kinds), size, -1) * start[:, :, None, :, None]
     match = jnp.einsum("btgk,bpgk->bgtp", both, k, precision=EXACT)
-    match = jnp.repeat(match, group, 1).reshape(batch, heads, 2, size, -1) * weight[:, :, None]
-    beta = tokens.beta.swapaxes(1, 2)[..., None]
-    wanted = tokens.v.swapaxes(1, 2) - read[:, :, 0]
-    first = k.shape[1] - size
-    if values is not None:
-        wanted -= jnp.einsum("bhtp,bhpv->bhtv", match[:, :, 0, :, :first], values, precision=EXACT)
-    own = beta * wanted
-    if size > 1:
-        system = jnp.tril(beta * match[:, :, 0, :, first:], -1)
-        own = jax.lax.linalg.triangular_solve(
-            system, own, left_side=True, lower=True, unit_diagonal=True
-        )
+    match = jnp.repeat(match, group, 1).reshape(batch, heads, len(kinds), size, -1)
+    match = match * weight[:, :, None]
+    own = tokens.v.swapaxes(1, 2)
+    if tokens.beta is not None:
+        beta = tokens.beta.swapaxes(1, 2)[..., None]
+        own = _corrected(own, beta, read[:, :, 0], match[:, :, 0], values)
     every = own if values is None else jnp.concatenate([values, own], 2)
-    out = read[:, :, 1] + jnp.einsum("bhtp,bhpv->bhtv", match[:, :, 1], every, precision=EXACT)
+    inside = jnp.einsum("bhtp,bhpv->bhtv", match[:, :, last], every, precision=EXACT)
+    out = read[:, :, last] + inside
     reached = ~(visible & ~sound[:, None]).any(-1)
     out, own = (_where(reached, part.swapaxes(1, 2), jnp.nan) for part in (out, own))
     return out, own
+
+
+def _corrected(
+    v: jax.Array, beta: jax.Array, read: jax.Array, match: jax.Array, values: jax.Array | None
+) -> jax.Array:
+    """The updates [B,H,T,V] of the delta rule for the values v of T tokens.
+
+    ``read`` is what their keys read of the state, ``match`` [B,H,T,P] are the decayed products of
+    keys, and ``values`` [B,H,P-T,V] the updates of the tokens that were fed before.
+    """
+    wanted, size = v - read, v.shape[2]
+    first = match.shape[-1] - size
+    if values is not None:
+        wanted -= jnp.einsum("bhtp,bhpv->bhtv", match[..., :first], values, precision=EXACT)
+    own = beta * wanted
+    if size > 1:
+        system = jnp.tril(beta * match[..., first:], -1)
+        own = jax.lax.linalg.triangular_solve(
+            system, own, left_side=True, lower=True, unit_diagonal=True
+        )
+    return own
 
 
 def _decays(layout: Layout, decay: jax.Array, in_parts: bool) -> tuple[jax.Array, jax.Array]:
@@ -224,7 +253,8 @@ def _decays(layout: Layout, decay: jax.Array, in_parts: bool) -> tuple[jax.Array
 
 def _finite(parts: Tokens) -> jax.Array:
     """bool[B,T]: the tokens whose values are all finite."""
-    each = [jnp.isfinite(part).reshape(*part.shape[:2], -1).all(-1) for part in parts]
+    given = [part for part in parts if part is not None]
+    each = [jnp.isfinite(part).reshape(*part.shape[:2], -1).all(-1) for part in given]
     return jnp.stack(each).all(0)
 
 

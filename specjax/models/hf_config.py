@@ -21,7 +21,7 @@ from specjax.models.config_values import (
     token_id,
     value_of,
 )
-from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, Family, shape
+from specjax.models.families import ACTIVATIONS, FAMILIES, INTERVAL, SHARED, Family, shape
 from specjax.models.sources import compressed_tensors
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer_config import Experts, Recurrent, TransformerConfig
@@ -102,9 +102,10 @@ def config_from_hf(raw: dict) -> TransformerConfig:
     compressed_tensors.scheme(raw)
     if t5_config.is_t5(raw):
         return t5_config.read(raw, eos_ids(raw))
-    raw = _text_model(raw)
+    raw = text_model(raw)
     name = _family(raw)
     family = FAMILIES[name]
+    raw = _joined(raw) if family.apart else raw
     for key, allowed in family.only.items():
         value = raw.get(key, family.defaults.get(key))
         if value is not None:
@@ -162,7 +163,7 @@ def _check_unread(raw: dict, family: Family) -> None:
     own = {*family.keys.values(), *family.only}
     own |= {"sliding_window"} if family.windows != "none" else set()
     own |= {"use_sliding_window"} if family.windows in ("after", "unrotated") else set()
-    own |= set(_ROTARY) if family.switches.get("positions") != "learned" else set()
+    own |= set(_ROTARY) if family.switches.get("positions") is None else set()
     if "experts" in family.names:
         own |= {"num_experts", "num_local_experts", "use_sliding_window"}
     for key in sorted((_CHANGING | _FACTORS) - own):
@@ -222,7 +223,7 @@ def _written_activation(value: str, family: Family) -> str:
     return next((name for name in names if ACTIVATIONS[name] == value), value)
 
 
-def _text_model(raw: dict) -> dict:
+def text_model(raw: dict) -> dict:
     """The configuration of the text model in the file of a model that also reads images."""
     nested, names = raw.get("text_config"), raw.get("architectures")
     kinds = [raw.get("model_type"), *(names if isinstance(names, list) else [])]
@@ -274,10 +275,13 @@ def _read_layers(raw: dict, family: Family, values: dict[str, Any]) -> dict[str,
     result: dict[str, Any] = {"unrotated": _unrotated(raw, family, layers)}
     result["windows"] = _windows(raw, family, layers, result["unrotated"])
     if "experts" in family.names:
-        result["experts"] = _experts(raw, layers)
+        result["experts"] = _experts(raw, family, layers)
     if "delta" in family.names:
         result["recurrent"] = _recurrent(raw, layers)
-    if family.switches.get("positions") == "learned":
+    if "mamba" in family.names:
+        result["without_mlp"] = tuple(i for i, (_, feeds) in enumerate(raw[_LAYERS]) if not feeds)
+        result["recurrent"] = _mamba(raw)
+    if family.switches.get("positions") is not None:
         return result
     head_dim, positions, keys = values["head_dim"], values["max_positions"], dict(family.rope)
     by_kind = "local_theta" in keys
@@ -301,8 +305,12 @@ def _write_layers(config: TransformerConfig, family: Family) -> dict[str, Any]:
         raw["layer_types"] = [_LINEAR if config.is_recurrent(i) else _FULL for i in layers]
         if config.recurrent is not None:
             raw |= {key: getattr(config.recurrent, own) for own, (key, _) in _RECURRENT.items()}
+    if "mamba" in family.names:
+        raw |= _write_mamba(config)
     own = config.experts
-    if own is not None:
+    if own is None:
+        raw |= {"num_experts": 0} if "experts" in family.names else {}
+    else:
         raw |= {
             "num_experts": own.experts,
             "num_experts_per_tok": own.chosen,
@@ -311,6 +319,7 @@ def _write_layers(config: TransformerConfig, family: Family) -> dict[str, Any]:
             "decoder_sparse_step": 1,
             "mlp_only_layers": [i for i in layers if i not in own.layers],
         }
+        raw |= {} if own.shared_size is None else {SHARED: own.shared_size}
     if config.positions != "rotary":
         return raw
     full = config.rope_of_full()
@@ -436,9 +445,76 @@ def _recurrent(raw: dict, layers: int) -> Recurrent | None:
     return Recurrent(layers=recurrent, **sizes) if recurrent else None
 
 
-def _experts(raw: dict, layers: int) -> Experts | None:
-    count = value_of(raw, "num_experts", int, raw.get("num_local_experts") or 128)
-    chosen = value_of(raw, "num_experts_per_tok", int, 8)
+# The pairs of kinds of a file's layers: (kind, whether a feed-forward part follows).
+_LAYERS = "layers"
+_KINDS_OF, _PATTERN = "layers_block_type", "hybrid_override_pattern"
+# The letters of hybrid_override_pattern, and older names of the kinds.
+_LETTERS = {"M": _LINEAR, "*": _FULL, "-": "mlp", "E": "moe"}
+_OLDER = {"mamba": _LINEAR, "attention": _FULL}
+_MAMBA = {
+    "key_heads": ("n_groups", 8),
+    "value_heads": ("mamba_num_heads", 128),
+    "key_dim": ("ssm_state_size", 128),
+    "value_dim": ("mamba_head_dim", 64),
+    "kernel": ("conv_kernel", 4),
+}
+_LEAST_STEP = "time_step_min"
+
+
+def _joined(raw: dict) -> dict:
+    """The keys of a file whose layers are parts of ours: a mixer, and an MLP that follows it."""
+    kinds = names_of("", raw, _KINDS_OF) or names_of("", raw, "layer_types")
+    if not kinds:
+        kinds = [_LETTERS.get(letter, letter) for letter in str(raw.get(_PATTERN) or "ME*-")]
+    layers: list[tuple[str, bool]] = []
+    for number, kind in enumerate(_OLDER.get(kind, kind) for kind in kinds):
+        if kind in (_LINEAR, _FULL):
+            layers.append((kind, False))
+        elif kind == "mlp" and layers and not layers[-1][1]:
+            layers[-1] = (layers[-1][0], True)
+        else:
+            what = "a feed-forward part after another one" if kind == "mlp" else repr(kind)
+            raise UserError(
+                f"layer {number} of the file is {what}, which is not supported; supported: "
+                f"{_LINEAR}, {_FULL}, each with or without an mlp after it"
+            )
+    return raw | {"num_hidden_layers": len(layers), _LAYERS: layers, "layer_types": None}
+
+
+def _mamba(raw: dict) -> Recurrent | None:
+    """The recurrent layers of a file that ``_joined`` has read."""
+    sizes = {field: value_of(raw, key, int, most) for field, (key, most) in _MAMBA.items()}
+    if sizes["value_heads"] % sizes["key_heads"]:
+        raise UserError(
+            f"mamba_num_heads {sizes['value_heads']} is no multiple of n_groups, which is "
+            f"{sizes['key_heads']}"
+        )
+    least = value_of(raw, _LEAST_STEP, float, 0.001)
+    layers = tuple(i for i, (kind, _) in enumerate(raw[_LAYERS]) if kind == _LINEAR)
+    return Recurrent(**sizes, layers=layers, kind="mamba2", least_step=least) if layers else None
+
+
+def _write_mamba(config: TransformerConfig) -> dict[str, Any]:
+    """The keys of config.json for ``_joined`` and ``_mamba``."""
+    kinds: list[str] = []
+    for layer in range(config.num_layers):
+        kinds.append(_LINEAR if config.is_recurrent(layer) else _FULL)
+        kinds += [] if layer in config.without_mlp else ["mlp"]
+    raw: dict[str, Any] = {"num_hidden_layers": len(kinds), _KINDS_OF: kinds}
+    if (own := config.recurrent) is not None:
+        raw |= {key: getattr(own, field) for field, (key, _) in _MAMBA.items()}
+        raw[_LEAST_STEP] = own.least_step
+    return raw
+
+
+def _experts(raw: dict, family: Family, layers: int) -> Experts | None:
+    def value(key: str, kind: type = int) -> Any:
+        return value_of(raw, key, kind, family.defaults[key])
+
+    if raw.get("num_experts") == 0:
+        return None
+    raw = raw | {"num_experts": raw.get("num_experts") or raw.get("num_local_experts")}
+    count, chosen = value("num_experts"), value("num_experts_per_tok")
     if chosen > count:
         raise UserError(
             f"num_experts_per_tok is {chosen}; it must be at most num_experts, which is {count}"
@@ -449,5 +525,6 @@ def _experts(raw: dict, layers: int) -> Experts | None:
     sparse = tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
     if not sparse:
         return None
-    size = value_of(raw, "moe_intermediate_size", int, 768)
-    return Experts(count, chosen, size, value_of(raw, "norm_topk_prob", bool, False), sparse)
+    size, renormalise = value("moe_intermediate_size"), value("norm_topk_prob", bool)
+    shared = value(SHARED) if SHARED in family.defaults else None
+    return Experts(count, chosen, size, renormalise, sparse, shared)

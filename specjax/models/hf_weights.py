@@ -280,10 +280,11 @@ def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 # The order of the parts of a fused tensor.
-_ORDER = ("q", "k", "v", "z", "gate", "up", "b", "a", "q_conv", "k_conv", "v_conv")
+_ORDER = ("q", "k", "v", "z", "gate", "up", "x", "b", "a", "c", "dt")
+_ORDER += tuple(f"{part}_conv" for part in _ORDER)
 _RANK = {part: rank for rank, part in enumerate(_ORDER)}
 # The ends of names; that of other parameters is "weight".
-_ENDS = {"bias": "bias", "a_log": "A_log", "dt_bias": "dt_bias"}
+_ENDS = {"bias": "bias", "a_log": "A_log", "dt_bias": "dt_bias", "d": "D"}
 
 
 class Stored(NamedTuple):
@@ -340,7 +341,7 @@ def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
             layout |= _experts(family, path, leaves[path].shape)
         else:
             t5 = isinstance(config, T5Config)
-            name = t5_config.name_of(path, config.gated) if t5 else _name(family, path)
+            name = t5_config.name_of(path, config.gated) if t5 else _name(family, path, config)
             grouped.setdefault(name, []).append(path)
     for name, paths in grouped.items():
         first, leaf = paths[0][0], paths[0][-1]
@@ -349,7 +350,8 @@ def tensors_of(config: TransformerConfig) -> dict[str, Stored]:
         shape = (*leaves[paths[0]].shape[:-1], sum(widths))
         heads = _heads_of(family, name, config) if len(paths) > 1 else 0
         shape = shape[::-1] if transposed else shape
-        shape = (shape[0], 1, shape[1]) if str(paths[0][-2]).endswith("_conv") else shape
+        if leaf == "kernel" and str(paths[0][-2]).endswith("_conv"):
+            shape = (shape[0], 1, shape[1])
         layout[name] = Stored(paths, widths, shape, transposed, heads)
     return layout
 
@@ -361,11 +363,15 @@ def _heads_of(family: Family, name: str, config: TransformerConfig) -> int:
     return 0 if field is None else getattr(sizes, field)
 
 
-def _name(family: Family, path: tuple) -> str:
+def _name(family: Family, path: tuple, config: TransformerConfig) -> str:
     """The name of the tensor that has the parameter at this path."""
     first, *inner, leaf = path
     module = family.names[".".join(map(str, inner[1:])) if inner else first]
-    prefix = f"{family.names['layers']}.{inner[0]}." if inner else ""
+    number = inner[0] if inner else None
+    if inner and family.apart:
+        earlier = sum(layer < number for layer in config.without_mlp)
+        number = 2 * number - earlier + str(inner[1]).startswith("mlp")
+    prefix = f"{family.names['layers']}.{number}." if inner else ""
     return f"{prefix}{module}.{_ENDS.get(leaf, 'weight')}"
 
 

@@ -123,12 +123,13 @@ def _after(x: jax.Array, values: jax.Array) -> jax.Array:
 def in_int8(path: Sequence[Any]) -> bool:
     """Whether the parameter at a path may be ``Int8``: the kernels of linear maps inside layers.
 
-    LM heads, routers and convolutions are not, nor are experts, which have no kernel.
+    LM heads, routers, gates of shared experts and convolutions are not, nor are experts, which have
+    no kernel.
     """
     return path[-1] == "kernel" and "layers" in str(path[0]) and not _FINE.search(str(path[-2]))
 
 
-_FINE = re.compile(r"router$|_conv$")
+_FINE = re.compile(r"router$|shared_gate$|_conv$")
 
 
 class Linear(nnx.Linear):

@@ -12,6 +12,7 @@ GPT-NeoX's parallel residual (2204.06745), OLMo 2's norms (2501.00656), Gemma 2 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
 from specjax.models.gated_delta import GatedDelta, places
 from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
+from specjax.models.mamba2 import Mamba2
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import Sublayers
@@ -67,15 +69,22 @@ class Block(nnx.Module):
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs, layer: int = 0):
         self.pre, self.post, self.parallel = config.pre_norm, config.post_norm, config.parallel
+        self.feeds = layer not in config.without_mlp
         if self.pre:
-            self.attention_norm, self.mlp_norm = (Norm(config, dtype) for _ in range(2))
-        self.recurrent = config.is_recurrent(layer)
-        if self.recurrent:
+            self.attention_norm = Norm(config, dtype)
+        if self.pre and self.feeds:
+            self.mlp_norm = Norm(config, dtype)
+        own = config.recurrent if config.is_recurrent(layer) else None
+        self.kind = "attention" if own is None else own.kind
+        if self.kind == "mamba2":
+            self.mamba = Mamba2(config, dtype, rngs)
+        elif self.kind == "delta":
             self.delta = GatedDelta(config, dtype, rngs)
         else:
             self.attention = Attention(config, dtype, rngs, layer=layer)
-        make = ExpertMlp if config.has_experts(layer) else Mlp
-        self.mlp = make(config, dtype, rngs)
+        if self.feeds:
+            make = ExpertMlp if config.has_experts(layer) else Mlp
+            self.mlp = make(config, dtype, rngs)
         if self.post:
             self.attention_post_norm, self.mlp_post_norm = (Norm(config, dtype) for _ in range(2))
 
@@ -89,7 +98,7 @@ class Block(nnx.Module):
             # In the order in which GPT-NeoX adds and rounds.
             return x + (attended + self._fed(x)), *own
         after = x + attended
-        return after + self._fed(after), *own
+        return self.feed(after, after), *own
 
     def attend(self, x, angle, past: Past, stored: Stored):
         """The attention alone; arguments and results are those of the layer."""
@@ -99,10 +108,11 @@ class Block(nnx.Module):
     def _attended(self, x, angle, past: Past, stored: Any):
         """What the attention or the recurrence adds to x; keys and values, or updates."""
         read = self.attention_norm(x) if self.pre else x
-        if self.recurrent:
-            attended, *own = self.delta(read, past.layout, past.places, stored)
-        else:
+        if self.kind == "attention":
             attended, *own = self.attention(read, angle, past, stored)
+        else:
+            mixer = self.mamba if self.kind == "mamba2" else self.delta
+            attended, *own = mixer(read, past.layout, past.places, stored)
         return self.attention_post_norm(attended) if self.post else attended, *own
 
     def queries(self, x, angle) -> Queries:
@@ -112,8 +122,8 @@ class Block(nnx.Module):
         return Queries(q.astype(jnp.float32) / rule.divisor, rule.softcap)
 
     def feed(self, read, after):
-        """``after`` [B,T,E] with the result of the feed-forward part for ``read`` [B,T,E]."""
-        return after + self._fed(read)
+        """``after`` [B,T,E] with the result of the feed-forward part, if any, for ``read``."""
+        return after + self._fed(read) if self.feeds else after
 
     def _fed(self, read):
         """What the feed-forward part adds."""
@@ -244,20 +254,26 @@ class ExpertMlp(nnx.Module):
 
     Every token is computed by all experts that were chosen for it: no expert has a capacity, so a
     token's result does not depend on the other tokens of the batch. Sources: sparsely gated experts
-    (1701.06538), Qwen3 (2505.09388).
+    (1701.06538), Qwen3 (2505.09388), and for the shared expert Qwen2 (2407.10671, section 2.2.2).
 
     ``Experts.chosen`` of them compute each token; their weights are softmax probabilities over all
-    experts, divided by their sum if ``Experts.renormalise``.
+    experts, divided by their sum if ``Experts.renormalise``. With ``Experts.shared_size`` one more
+    expert computes every token; its weight is the sigmoid of a linear map.
     """
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         assert config.experts is not None
         hidden_size, sizes = config.hidden_size, config.experts
         self.experts, self.chosen, self.renormalise = sizes.experts, sizes.chosen, sizes.renormalise
+        self.has_shared = sizes.shared_size is not None
         self.router = Linear(hidden_size, sizes.experts, **linear_options(False, dtype, rngs))
         shape = (sizes.experts, hidden_size, sizes.intermediate_size)
         self.gate, self.up = (nnx.Param(init()(rngs.params(), shape, dtype)) for _ in range(2))
         self.down = nnx.Param(init()(rngs.params(), (shape[0], shape[2], shape[1]), dtype))
+        if self.has_shared:
+            own = dataclasses.replace(config, intermediate_size=sizes.shared_size, mlp_bias=False)
+            self.shared = Mlp(own, dtype, rngs)
+            self.shared_gate = Linear(hidden_size, 1, **linear_options(False, dtype, rngs))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B,T,E] -> [B,T,E]."""
@@ -265,7 +281,10 @@ class ExpertMlp(nnx.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, index = (each.reshape(-1, self.chosen) for each in (weights, index))
         compute = self._each_choice if index.size <= self.experts else self._each_expert
-        return compute(flat, weights, index).reshape(x.shape)
+        out = compute(flat, weights, index).reshape(x.shape)
+        if self.has_shared:
+            out = out + jax.nn.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return out
 
     def route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[B,T,E] -> the weights [B,T,k] in the dtype of x, and the experts i32[B,T,k]."""

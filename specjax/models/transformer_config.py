@@ -18,11 +18,17 @@ class Experts:
     intermediate_size: int  # of one expert
     renormalise: bool = False
     layers: tuple[int, ...] = ()  # which layers have experts; the others have the plain part
+    # Inner units of one more expert, which computes every token, times a gate; None: there is none.
+    shared_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Recurrent:
-    """Layers with the gated delta rule in the place of attention (``gated_delta.GatedDelta``)."""
+    """Layers with a state in the place of attention.
+
+    ``kind`` "delta": ``gated_delta.GatedDelta``; "mamba2": ``mamba2.Mamba2``, whose groups are the
+    key heads, and whose state size is the width of a key.
+    """
 
     key_heads: int
     value_heads: int  # a multiple of ``key_heads``; each has a state [key_dim, value_dim]
@@ -30,6 +36,8 @@ class Recurrent:
     value_dim: int
     kernel: int  # inputs of the convolution: a token and those before it
     layers: tuple[int, ...] = ()  # which layers are recurrent; the others have attention
+    kind: str = "delta"
+    least_step: float = 0.0  # mamba2: the least step size, after the softplus
 
     @property
     def channels(self) -> int:
@@ -73,7 +81,7 @@ class TransformerConfig:
     qk_norm_whole: bool = False  # with ``qk_norm``: one norm of all heads together (OLMo 2)
     activation: str = "silu"  # a key of ``transformer.ACTIVATIONS``
     gated: bool = True  # activation(gate(x)) * up(x), else activation(up(x))
-    # "rotary", "learned": a table that is added to the embeddings, or "relative" (``T5Config``)
+    # "rotary", "none", "learned" (a table that is added to the embeddings), or "relative" (T5)
     positions: str = "rotary"
     rotary_dim: int | None = None  # dimensions of a head that are rotated; None: all
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
@@ -88,6 +96,7 @@ class TransformerConfig:
     experts: Experts | None = None
     attention_gate: bool = False  # the attention's output is multiplied by sigmoid(gate(x))
     recurrent: Recurrent | None = None
+    without_mlp: tuple[int, ...] = ()  # layers that are attention or a recurrence alone
 
     @property
     def longest_text(self) -> int:

@@ -39,13 +39,15 @@ RULES = (
     # "cross" is the attention of T5's decoder to the source.
     Rule(r"(attention|cross|delta)/(q|k|v|z|gate)/kernel$", _COLUMNS, needed=True),
     Rule(r"attention/(q|k|v|gate)/bias$", _LAST),
-    Rule(r"(attention|cross|delta)/o/kernel$", _ROWS, needed=True),
+    Rule(r"mamba/(z|x)/kernel$", _COLUMNS, needed=True),
+    Rule(r"(attention|cross|delta|mamba)/o/kernel$", _ROWS, needed=True),
     # Recurrent layers, by heads.
-    Rule(r"delta/(a|b|(q|k|v)_conv)/kernel$", _COLUMNS),
-    Rule(r"delta/(a_log|dt_bias)$", _LAST),
-    Rule(r"(mlp/|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
+    Rule(r"(delta/(a|b|(q|k|v)_conv)|mamba/(dt|x_conv))/kernel$", _COLUMNS),
+    Rule(r"mamba/(x_conv/bias|norm/scale)$", _LAST),
+    Rule(r"(delta|mamba)/(a_log|dt_bias|d)$", _LAST),
+    Rule(r"(mlp/(shared/)?|^)(gate|up)/kernel$", _COLUMNS, needed=True),  # without mlp/: bpd
     Rule(r"(mlp/|^)up/bias$", _LAST),
-    Rule(r"(mlp/|^)down/kernel$", _ROWS, needed=True),
+    Rule(r"(mlp/(shared/)?|^)down/kernel$", _ROWS, needed=True),
     # Experts: every device has a part of each of them.
     Rule(r"mlp/(gate|up)$", _COLUMNS, needed=True),
     Rule(r"mlp/down$", _ROWS, needed=True),

@@ -2,15 +2,17 @@
 
 A machine is two numbers and a model is four:
 
-    t(B, S, n) = max((W + B S kappa) / bandwidth, B n (F + S G) / flops) + B n X / link + overhead
+    t(B, S, n) = max((W + B (S kappa + Z)) / bandwidth, B n (F + S G) / flops) + B n X / link
+                 + overhead
 
 is the time of a pass over n new tokens in each of B rows with S cached tokens each. W are the bytes
 of weights, kappa those of keys and values per cached token, F the operations per token, and G those
 of attention per token and cached token. A pass is bound by memory or by arithmetic, by the longer
-of both times. X are the bytes that a chip of several sends per token (``tensor_parallel``; 0 for
-one chip). With experts W depends on the pass: beside the other weights it reads the experts that at
-least one of its B n tokens has chosen (``distinct_experts``). Launches, latencies of communication,
-sampling and cache misses are not modelled, except as ``overhead``.
+of both times. Z are the bytes that recurrent layers move of a row's state. X are the bytes that a
+chip of several sends per token (``tensor_parallel``; 0 for one chip). With experts W depends on the
+pass: beside the other weights it reads the experts that at least one of its B n tokens has chosen
+(``distinct_experts``). Launches, latencies of communication, sampling and cache misses are not
+modelled, except as ``overhead``.
 
 Sources: Williams et al. 2009 (the roofline); MagicDec, Chen et al. 2024 (2408.11049), which drafts
 with the target's weights and a constant part of its cache; SPIRe (2504.06419), which models its
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from specjax.models.transformer_config import TransformerConfig
 
 ACTIVATION_BYTES = 2  # of a number that chips exchange
+STATE_BYTES = 4  # of a number of a state
 
 
 class Machine(NamedTuple):
@@ -69,6 +72,8 @@ class Model(NamedTuple):
     table_bytes: float = 0.0
     sent_bytes: float = 0.0  # X, per token, to the other chips that share the model
     routing: Routing | None = None  # of experts, whose bytes are not in ``weight_bytes``
+    # Z, per row and pass: the states of recurrent layers, read once and written once.
+    state_bytes: float = 0.0
 
     @property
     def expert_bytes(self) -> float:
@@ -78,7 +83,7 @@ class Model(NamedTuple):
 
 
 # Of a model whose layers are shared by several chips, each has a part.
-DIVIDED = ("weight_bytes", "kv_bytes", "flops", "attention_flops", "table_bytes")
+DIVIDED = ("weight_bytes", "kv_bytes", "flops", "attention_flops", "table_bytes", "state_bytes")
 
 
 def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | None = None) -> Model:
@@ -87,38 +92,45 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     Keys and values take ``kv_itemsize`` bytes each (default: ``itemsize``). Tables of which a token
     reads one row (positions, and input embeddings that are not also the head) count as parameters,
     but are neither read in full nor multiplied. Experts are routed uniformly; ``measured_routing``
-    gives a routing of its own. Raises UserError for sliding windows, recurrent layers and encoders.
+    gives a routing of its own. The states of recurrent layers are float32. Raises UserError for
+    sliding windows and encoders.
     """
     total = parameters(config)
-    if config.windows or config.recurrent:
-        what = "sliding windows" if config.windows else "recurrent layers"
+    if config.windows:
         raise UserError(
-            f"the roofline model has no {what}: it takes a decoder that reads the whole cache "
-            "in every layer"
+            "the roofline model has no sliding windows: it takes a decoder that reads the whole "
+            "cache in every layer with attention"
         )
     size = checks.count("itemsize", itemsize, 1)
     kv_size = size if kv_itemsize is None else checks.count("kv_itemsize", kv_itemsize, 1)
     looked_up = config.max_positions * config.hidden_size if config.positions == "learned" else 0
     if not config.tie_embeddings:
         looked_up += config.vocab_size * config.hidden_size
-    width = config.num_layers * config.head_dim
+    layers, states = config.num_layers, 0
+    if (recurrent := config.recurrent) is not None:
+        layers -= len(recurrent.layers)
+        states = len(recurrent.layers) * recurrent.value_heads
+        states *= recurrent.key_dim * recurrent.value_dim
+    width = layers * config.head_dim
     used = total - looked_up
     routing, computed = None, used
     if (own := config.experts) is not None:
-        each, layers = 3 * config.hidden_size * own.intermediate_size, len(own.layers)
-        routing = Routing(own.experts, own.chosen, layers, each * size)
-        used -= layers * own.experts * each
-        computed = used + layers * own.chosen * each
+        each, routed = 3 * config.hidden_size * own.intermediate_size, len(own.layers)
+        routing = Routing(own.experts, own.chosen, routed, each * size)
+        used -= routed * own.experts * each
+        computed = used + routed * own.chosen * each
     # A multiplication and an addition for each weight; for each cached token and head, one product
-    # for the attention score and one for the weighted sum of values.
+    # for the attention score and one for the weighted sum of values. For each number of a state:
+    # what the key and the query read of it, and the update.
     return Model(
         total,
         used * size,
         2 * width * config.num_kv_heads * kv_size,
-        2 * computed,
+        2 * computed + 6 * states,
         4 * width * config.num_heads,
         looked_up * size,
         routing=routing,
+        state_bytes=2 * STATE_BYTES * states,
     )
 
 
@@ -233,17 +245,22 @@ def parameters(config: TransformerConfig) -> int:
     recurrent = config.recurrent
     layers = config.num_layers * (2 * norm * embed * (config.pre_norm + config.post_norm))
     if recurrent is not None:
-        values = recurrent.value_heads * recurrent.value_dim
-        delta = (recurrent.channels + 2 * values + 2 * recurrent.value_heads) * embed
-        delta += recurrent.channels * recurrent.kernel + 2 * recurrent.value_heads
-        layers += len(recurrent.layers) * (delta + recurrent.value_dim - attention)
+        heads, values = recurrent.value_heads, recurrent.value_heads * recurrent.value_dim
+        mamba = recurrent.kind == "mamba2"
+        own = (recurrent.channels + 2 * values + (1 if mamba else 2) * heads) * embed
+        # Of Mamba-2 the convolution has biases, and the norm the width of all heads.
+        own += recurrent.channels * (recurrent.kernel + mamba)
+        own += (3 * heads + values) if mamba else (2 * heads + recurrent.value_dim)
+        layers += len(recurrent.layers) * (own - attention)
     mlp = (2 + config.gated) * embed * hidden
     mlp += ((1 + config.gated) * hidden + embed) * config.mlp_bias
+    layers -= len(config.without_mlp) * (mlp + norm * embed * (config.pre_norm + config.post_norm))
     total = layers + config.num_layers * (attention + mlp) + norm * embed
     if config.experts is not None:
         own = config.experts
         each = 3 * embed * own.intermediate_size
-        total += len(own.layers) * (own.experts * (each + embed) - mlp)
+        shared = 0 if own.shared_size is None else embed * (3 * own.shared_size + 1)
+        total += len(own.layers) * (own.experts * (each + embed) + shared - mlp)
     total += config.vocab_size * embed * (1 if config.tie_embeddings else 2)
     if config.positions == "learned":
         total += config.max_positions * embed
@@ -277,13 +294,14 @@ def sending_time(machine: Machine, model: Model, batch: float, tokens: int = 1) 
 def _parts(
     machine: Machine, model: Model, context: float, tokens: int
 ) -> tuple[float, float, float]:
-    """Seconds per row for its cache and for its arithmetic, and seconds for the weights."""
+    """Seconds per row for cache and states and for arithmetic, and seconds for the weights."""
     bandwidth = checks.cost("bandwidth", machine.bandwidth, positive=True)
     flops = checks.cost("flops of the machine", machine.flops, positive=True)
     context, tokens = checks.cost("context", context), checks.count("tokens", tokens, 1)
     attention = checks.cost("attention_flops", model.attention_flops)
     work = checks.cost("flops", model.flops) + context * attention
-    memory = context * checks.cost("kv_bytes", model.kv_bytes) / bandwidth
+    memory = context * checks.cost("kv_bytes", model.kv_bytes)
+    memory = (memory + checks.cost("state_bytes", model.state_bytes)) / bandwidth
     weights = checks.cost("weight_bytes", model.weight_bytes) / bandwidth
     return memory, tokens * work / flops, weights
 

@@ -61,6 +61,7 @@ def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerCo
         num_layers=len(kept),
         windows=windows if any(window is not None for window in windows) else (),
         unrotated=new(config.unrotated),
+        without_mlp=new(config.without_mlp),
         experts=part(config.experts),
         recurrent=part(config.recurrent),
     )

@@ -33,6 +33,7 @@ _CLASSES = {
     "qwen3_moe": "Qwen3MoeConfig",
     "qwen3_next": "Qwen3NextConfig",
     "qwen3_5_text": "Qwen3_5TextConfig",
+    "nemotron_h": "NemotronHConfig",
     "smollm3": "SmolLM3Config",
     "olmo2": "Olmo2Config",
     "gemma2": "Gemma2Config",
@@ -49,14 +50,18 @@ _MORE: dict[str, list[dict]] = {
         {"num_experts": 16, "mlp_only_layers": [2]},
         {"num_experts": 16, "num_experts_per_tok": 2, "use_sliding_window": True},
     ],
-    "qwen3_next": [{"full_attention_interval": 3}],
+    "qwen3_next": [
+        {"full_attention_interval": 3},
+        {"num_experts": 0},
+        {"num_experts": 16, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 8},
+    ],
     "qwen3_5_text": [{"full_attention_interval": 2, "linear_num_value_heads": 16}],
     "smollm3": [{"no_rope_layer_interval": 3}, {"use_sliding_window": True, "sliding_window": 8}],
     "gemma2": [{"sliding_window": 16}],
     "gemma3_text": [{"sliding_window": 16}],
 }
 # Where the defaults of transformers are refused.
-_ALWAYS = {"qwen3_next": {"num_experts": 0}}
+_ALWAYS = {"nemotron_h": {"hybrid_override_pattern": "M-MM*-M-"}}
 CASES = [(name, more) for name in FAMILIES for more in ({}, *_MORE.get(name, ()))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -26,10 +27,17 @@ PATHS, COUNTS = ((0, 1, 3, 6), (0, 2, 5, 0), (0, 2, 4, 0)), (4, 3, 0)
 ROWS, SIZE, GROUPS, HEADS, KEY, VALUE = 3, len(PARENTS), 2, 4, 3, 5
 
 
+DELTA, MAMBA = "qwen3_next", "nemotron_h"
+
+
 @functools.cache
-def hybrid(dtype="float32"):
-    """A decoder with a recurrent layer and one with attention, and its parameters."""
-    config = testing.tiny_config("qwen3_next")
+def hybrid(dtype="float32", family=DELTA):
+    """A decoder with a recurrent layer and one with attention, and its parameters.
+
+    The recurrent layer of Nemotron-H has no feed-forward part.
+    """
+    config = testing.tiny_config(family)
+    config = dataclasses.replace(config, without_mlp=(0,) if family == MAMBA else ())
     params = jax.jit(scaled, static_argnums=(0, 1))(config, dtype)
     return lm.from_config(config, dtype), params
 
@@ -42,20 +50,21 @@ def scaled(config, dtype):
 # The rule -------------------------------------------------------------------------------------
 
 
-def drawn(size=SIZE):
-    """Inputs of the recurrence and a state, in float64."""
+def drawn(size=SIZE, corrects=True):
+    """Inputs of the recurrence and a state, in float64; ``corrects``: with beta."""
     draw = np.random.default_rng(0)
     q, k = (draw.normal(size=(ROWS, size, GROUPS, KEY)) for _ in range(2))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     v = draw.normal(size=(ROWS, size, HEADS, VALUE))
     beta, decay = draw.uniform(size=(2, ROWS, size, HEADS))
     memory = draw.normal(size=(ROWS, HEADS, KEY, VALUE))
-    return Tokens(*map(jnp.asarray, (q, k, v, beta, -decay))), jnp.asarray(memory)
+    tokens = Tokens(*map(jnp.asarray, (q, k, v, beta, -decay)))
+    return tokens if corrects else tokens._replace(beta=None), jnp.asarray(memory)
 
 
 def recurrence(tokens, memory, parents):
     """Outputs and the state after each node, one node and head at a time."""
-    q, k, v, beta, decay = (np.asarray(part) for part in tokens)
+    q, k, v, beta, decay = (None if part is None else np.asarray(part) for part in tokens)
     states = np.zeros((*v.shape[:3], KEY, VALUE))
     out = np.zeros(v.shape)
     for row, node, head in np.ndindex(v.shape[:3]):
@@ -63,7 +72,9 @@ def recurrence(tokens, memory, parents):
         state = np.asarray(memory)[row, head] if above < 0 else states[row, above, head]
         state = np.exp(decay[row, node, head]) * state
         key = k[row, node, head // (HEADS // GROUPS)]
-        write = beta[row, node, head] * (v[row, node, head] - key @ state)
+        write = v[row, node, head]
+        if beta is not None:
+            write = beta[row, node, head] * (write - key @ state)
         states[row, node, head] = state + np.outer(key, write)
         out[row, node, head] = q[row, node, head // (HEADS // GROUPS)] @ states[row, node, head]
     return out, states
@@ -74,7 +85,7 @@ def in_parts(tokens, memory, parents, calls):
     fed, outs = None, []
     for part in np.array_split(np.arange(len(parents)), calls):
         above = jnp.broadcast_to(jnp.asarray(parents[: part[-1] + 1]), (ROWS, part[-1] + 1))
-        own = Tokens(*(array[:, part] for array in tokens))
+        own = Tokens(*(None if array is None else array[:, part] for array in tokens))
         layout = tree.layout(above, len(part))
         out, values = gated_delta.delta_rule(own, layout, memory, fed)
         inputs = jnp.zeros((ROWS, len(part), 1))
@@ -85,11 +96,12 @@ def in_parts(tokens, memory, parents, calls):
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("corrects", [True, False])
 @pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("parents", [PARENTS, tuple(range(-1, SIZE - 1))], ids=["tree", "chain"])
-def test_the_rule_is_its_recurrence(parents, calls):
+def test_the_rule_is_its_recurrence(parents, calls, corrects):
     with jax.enable_x64(True):
-        tokens, memory = drawn()
+        tokens, memory = drawn(corrects=corrects)
         expected, states = recurrence(tokens, memory, parents)
 
         @jax.jit
@@ -123,9 +135,10 @@ def test_a_node_that_is_not_finite_reaches_its_descendants_alone():
 # Models ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", [DELTA, MAMBA])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_a_hybrid_passes(dtype):
-    report = testing.check_lm(*hybrid(dtype), progress=False)
+def test_a_hybrid_passes(dtype, family):
+    report = testing.check_lm(*hybrid(dtype, family), progress=False)
     assert report.passed, str(report)
 
 
@@ -169,9 +182,9 @@ def path_to(node):
 
 
 @functools.cache
-def truth():
+def truth(family):
     """The logits of ``passes``, of the same texts that are fed one token at a time."""
-    model, params = hybrid()
+    model, params = hybrid(family=family)
     texts = []
     for row in range(ROWS):
         begin = WORDS[row, : LENGTHS[row]]
@@ -194,23 +207,38 @@ def truth():
     return logits.reshape(ROWS, SIZE + MORE, -1)
 
 
-def wrong(model):
+def wrong(model, family):
     """The largest difference from the truth, and whether commits of count 0 move a state."""
-    logits, before, after = jax.jit(functools.partial(passes, model))(hybrid()[1])
-    apart = np.abs(np.asarray(logits) - truth()).max() / np.abs(truth()).max()
+    logits, before, after = jax.jit(functools.partial(passes, model))(hybrid(family=family)[1])
+    right = truth(family)
+    apart = np.abs(np.asarray(logits) - right).max() / np.abs(right).max()
     same = all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
     return apart if np.isfinite(apart) else np.inf, not same
 
 
-def test_blocks_are_steps():
-    apart, moved = wrong(hybrid()[0])
+@pytest.mark.parametrize("family", [DELTA, MAMBA])
+def test_blocks_are_steps(family):
+    apart, moved = wrong(hybrid(family=family)[0], family)
     assert apart < 1e-5 and not moved
 
 
-@pytest.mark.parametrize("name", recurrent.MUTANTS)
-def test_mutants_die(name, monkeypatch):
-    truth()  # before anything is changed
-    apart, moved = wrong(recurrent.MUTANTS[name](monkeypatch, hybrid()[0]))
+# An update of Mamba-2 does not depend on the path.
+_WITHOUT = {(MAMBA, "an update forgets the path before it")}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        (family, name)
+        for family in (DELTA, MAMBA)
+        for name in recurrent.MUTANTS
+        if (family, name) not in _WITHOUT
+    ],
+)
+def test_mutants_die(family, name, monkeypatch):
+    truth(family)  # before anything is changed
+    model = recurrent.MUTANTS[name](monkeypatch, hybrid(family=family)[0])
+    apart, moved = wrong(model, family)
     assert apart > 1e-4 or moved, f"{name}: {apart:.1e}"
 
 
@@ -241,13 +269,18 @@ def test_documents_in_a_row_do_not_see_each_other():
 
 @pytest.mark.xdist_group("enumeration")
 @pytest.mark.parametrize(
-    ("name", "rule"),
-    [("chain", "chain"), pytest.param("without_replacement", "traversal", marks=pytest.mark.slow)],
+    ("name", "rule", "family"),
+    [
+        ("chain", "chain", DELTA),
+        ("chain", "chain", MAMBA),
+        pytest.param("without_replacement", "traversal", DELTA, marks=pytest.mark.slow),
+        pytest.param("without_replacement", "traversal", MAMBA, marks=pytest.mark.slow),
+    ],
 )
-def test_the_law_of_rounds_is_the_targets(name, rule):
+def test_the_law_of_rounds_is_the_targets(name, rule, family):
     """By enumeration in float64, with hybrids as target and draft model."""
     with jax.enable_x64(True):
-        case = cases.real(name, "qwen3_next", 2, "float64")
+        case = cases.real(name, family, 2, "float64")
         found = exact.enumerated(
             case.target, case.drafter, accept.load(rule), case.params, cases.PROMPT, 3, rounds=2
         )
@@ -269,10 +302,11 @@ def finished(case, loop_of):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", [DELTA, MAMBA])
 @pytest.mark.parametrize("name", [name for name in cases.NAMES if name not in REFUSED])
-def test_every_drafter_drafts_for_a_hybrid(name):
+def test_every_drafter_drafts_for_a_hybrid(name, family):
     """Greedy texts, and the cache after a loop, which is that of its text fed at once."""
-    case = cases.real(name, "qwen3_next", 2)
+    case = cases.real(name, family, 2)
     rule = accept.load(accept.default_rule(case.drafter))
     pair = (case.target, case.drafter, rule, case.params)
     state = finished(case, lambda state: decode.generate(*pair, state, max_steps=NEW)[0])

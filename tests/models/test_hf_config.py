@@ -93,11 +93,28 @@ REFUSED = [
         hf_keys("qwen3_moe", num_experts_per_tok=9, num_experts=8),
         "num_experts_per_tok is 9; it must be at most num_experts, which is 8",
     ),
-    (hf_keys("qwen3_next", num_experts=8), "num_experts 8 is not supported; supported: 0"),
+    (
+        hf_keys("qwen3_next", num_experts=8),
+        "num_experts_per_tok is 10; it must be at most num_experts, which is 8",
+    ),
+    (
+        hf_keys("qwen3_next", num_experts=16, shared_expert_intermediate_size=0),
+        "shared_expert_intermediate_size is 0; it must be a positive integer",
+    ),
     (
         hf_keys("qwen3_next", linear_num_value_heads=3),
         "linear_num_value_heads 3 is no multiple of linear_num_key_heads, which is 2",
     ),
+    (hf_keys("nemotron_h", n_groups=3), "mamba_num_heads 4 is no multiple of n_groups, which is 3"),
+    (
+        hf_keys("nemotron_h", layers_block_type=None, hybrid_override_pattern="M-E*"),
+        "layer 2 of the file is 'moe', which is not supported; supported: linear_attention",
+    ),
+    (
+        hf_keys("nemotron_h", layers_block_type=["attention", "mlp", "mlp"]),
+        "layer 2 of the file is a feed-forward part after another one, which is not supported",
+    ),
+    (hf_keys("nemotron_h", use_bias=True), "use_bias True is not supported; supported: False"),
     (hf_keys("qwen3_5_text", layer_types=["sliding_attention"] * 2), "layer_types .* is not supp"),
     (hf_keys("qwen3_5_text", layer_types=["linear_attention"]), "must be a list of 2 names"),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hf_cases
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from specjax import accept, decode, drafters, rng, testing
 from specjax.bench import provenance, summaries
 from specjax.errors import UserError
 from specjax.models import hf, layers, lm, memory
+from specjax.models.transformer_config import Experts
 from specjax.types import ModelParams
 
 CONFIG = hf_cases.CONFIGS["llama-untied"]
@@ -108,7 +111,9 @@ MODELS = {
     "llama": CONFIG,
     "biases": hf_cases.CONFIGS["llama-biases"],
     "gpt2": hf_cases.CONFIGS["gpt2"],
-    "experts": testing.tiny_config("qwen3_moe", 61),
+    "experts": dataclasses.replace(
+        testing.tiny_config("qwen3_next", 61), experts=Experts(4, 2, 8, layers=(0,), shared_size=6)
+    ),
     "recurrent": testing.tiny_config("qwen3_next", 61),
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +10,23 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from specjax import testing
 from specjax.models.transformer import ExpertMlp
 from specjax.models.transformer_config import Experts
 
 WIDTH, INNER = 8, 6
 
 
-def layer(experts: int, chosen: int, renormalise: bool = True, seed: int = 0) -> ExpertMlp:
-    config: Any = SimpleNamespace(
-        hidden_size=WIDTH, experts=Experts(experts, chosen, INNER, renormalise)
-    )
+def layer(
+    experts: int,
+    chosen: int,
+    renormalise: bool = True,
+    seed: int = 0,
+    shared_size: int | None = None,
+) -> ExpertMlp:
+    sizes = Experts(experts, chosen, INNER, renormalise, shared_size=shared_size)
+    config = testing.tiny_config("qwen3_next")
+    config = dataclasses.replace(config, hidden_size=WIDTH, experts=sizes)
     module = ExpertMlp(config, jnp.float32, nnx.Rngs(seed))
     # Larger than at the start of training, so that routes and results differ clearly.
     state = jax.tree.map(lambda x: 20 * x, nnx.state(module))
@@ -44,6 +50,17 @@ def literal(module: ExpertMlp, x: np.ndarray) -> np.ndarray:
             inner = token @ gate[expert]
             inner = inner / (1 + np.exp(-inner)) * (token @ up[expert])
             out[row] += weight * (inner @ down[expert])
+        if module.has_shared:
+            gate, up, down, own = (
+                np.asarray(each.kernel[...], np.float64)
+                for each in (
+                    *(module.shared.gate, module.shared.up, module.shared.down),
+                    module.shared_gate,
+                )
+            )
+            inner = token @ gate
+            inner = inner / (1 + np.exp(-inner)) * (token @ up)
+            out[row] += (inner @ down) / (1 + np.exp(-token @ own))
     return out
 
 
@@ -51,10 +68,10 @@ def tokens(batch: int, size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(batch, size, WIDTH)).astype(np.float32)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize(("renormalise", "shared"), [(False, None), (True, None), (True, 5)])
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (2, 2), (2, 20)])
-def test_equal_to_the_formula(batch, size, renormalise):
-    module, x = layer(12, 3, renormalise), tokens(batch, size)
+def test_equal_to_the_formula(batch, size, renormalise, shared):
+    module, x = layer(12, 3, renormalise, shared_size=shared), tokens(batch, size)
     expected = literal(module, x.reshape(-1, WIDTH)).reshape(x.shape)
     np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-5)
 
@@ -124,6 +141,38 @@ def test_equal_to_transformers(renormalise):
     )
     with torch.no_grad():
         block.gate.weight.copy_(torch.tensor(np.asarray(module.router.kernel[...]).T.copy()))
+        block.experts.gate_up_proj.copy_(torch.cat([gate, up], 2).transpose(1, 2))
+        block.experts.down_proj.copy_(down.transpose(1, 2))
+    for size in (1, 2, 30):
+        x = tokens(2, size, seed=size)
+        with torch.no_grad():
+            expected = block(torch.tensor(x)).numpy()
+        np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shared_expert_is_that_of_transformers():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    module = layer(12, 3, seed=1, shared_size=5)
+    config = transformers.Qwen3NextConfig(
+        hidden_size=WIDTH,
+        moe_intermediate_size=INNER,
+        shared_expert_intermediate_size=5,
+        num_experts=12,
+        num_experts_per_tok=3,
+    )
+    block = modeling.Qwen3NextSparseMoeBlock(config)
+    gate, up, down = (
+        torch.tensor(np.asarray(each[...])) for each in (module.gate, module.up, module.down)
+    )
+    pairs = [(block.gate, module.router), (block.shared_expert_gate, module.shared_gate)]
+    for name in ("gate", "up", "down"):
+        own = getattr(block.shared_expert, f"{name}_proj")
+        pairs.append((own, getattr(module.shared, name)))
+    with torch.no_grad():
+        for theirs, ours in pairs:
+            theirs.weight.copy_(torch.tensor(np.asarray(ours.kernel[...]).T.copy()))
         block.experts.gate_up_proj.copy_(torch.cat([gate, up], 2).transpose(1, 2))
         block.experts.down_proj.copy_(down.transpose(1, 2))
     for size in (1, 2, 30):

@@ -19,6 +19,7 @@ from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf, tensor_files
 from specjax.models import lm as hf_lm
+from specjax.types import ModelParams
 
 VOCAB, WIDTH, LAYERS = 16, 16, 3
 FRONTS = {"deepseek": "model.layers.3.", "mimo": "model.mtp_layers.0.", "qwen3": "mtp."}
@@ -327,3 +328,75 @@ def test_refused_to_write(target, tmp_path):
     refused("have no layout 'glm'; there is deepseek, mimo, qwen3", layout="glm")
     refused("num_hidden_layers is missing; the names of the layout", num_hidden_layers=None)
     refused("the parameters are not those of mtp_module heads", own={"fc": np.zeros(3)})
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_modules_of_qwen3_next_are_computed_as_transformers_computes_its_layers(tmp_path, experts):
+    """Gate, part of a head rotated, norms around one, and experts; and back to the same tensors."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    config = transformers.Qwen3NextConfig(
+        **{"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 24, "head_dim": 8},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        layer_types=["linear_attention", "full_attention"],
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 5},
+        **{"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+        shared_expert_intermediate_size=10,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 300.0,
+            "partial_rotary_factor": 0.5,
+        },
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+    )
+    torch.manual_seed(0)
+    parts = {
+        "fc": torch.nn.Linear(2 * WIDTH, WIDTH, bias=False),
+        "layers.0": modeling.Qwen3NextDecoderLayer(config, 1),
+        **{name: modeling.Qwen3NextRMSNorm(WIDTH) for name in OWN["qwen3"] if name != "fc"},
+    }
+    tensors = {}
+    for module, own in parts.items():
+        for name, parameter in own.named_parameters():
+            with torch.no_grad():
+                parameter.copy_(0.4 * torch.randn(parameter.shape))
+            tensors[f"mtp.{module}.{name}"] = parameter.detach().numpy()
+    for name in [name for name in tensors if ".experts." in name]:
+        for i, each in enumerate(tensors.pop(name)):
+            front, _, last = name.rpartition(".")
+            both = {"gate_up_proj": ("gate_proj", "up_proj")}.get(last, (last,))
+            for part, half in zip(both, np.split(each, len(both)), strict=True):
+                tensors[f"{front}.{i}.{part}.weight"] = np.ascontiguousarray(half)
+    modeling.Qwen3NextForCausalLM(config).save_pretrained(tmp_path / "a")
+    whole = load_file(tmp_path / "a" / "model.safetensors")
+    save_file(whole | tensors, tmp_path / "a" / "model.safetensors")
+    loaded = hf.load(tmp_path / "a")
+    drafter = drafters.make("mtp_module", loaded.lm, model=tmp_path / "a", hidden="normed")
+    network = drafter.training.loss.args[0]
+    params = ModelParams(loaded.params, drafter.init_params(None))
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, VOCAB, (2, 7))
+    features = draw.normal(size=(2, 7, WIDTH)).astype(np.float32)
+    fed, _ = network.apply(params, tokens, features, network.init_cache(2, 0))
+    with torch.no_grad():
+        embedded = torch.tensor(np.asarray(loaded.lm.embed(loaded.params, tokens)))
+        read = parts["pre_fc_norm_embedding"](embedded), parts["pre_fc_norm_hidden"]
+        x = parts["fc"](torch.cat([read[0], read[1](torch.tensor(features))], -1))
+        places = torch.arange(7)[None].repeat(2, 1)
+        angles = modeling.Qwen3NextRotaryEmbedding(config)(x, places)
+        mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+        x = parts["layers.0"](x, position_embeddings=angles, attention_mask=mask)
+        expected = parts["norm"](x).numpy()
+    np.testing.assert_allclose(fed.hidden, expected, atol=2e-4)
+    # Written alone, and read again.
+    facts = dict(drafter.training.facts) | {"vocab_size": VOCAB}
+    head_files.write(tmp_path / "b", "mtp_module", params.draft, facts)
+    back = load_file(tmp_path / "b" / "model.safetensors")
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_allclose(back[name], value, atol=1e-6)
+    same(head_files.read(tmp_path / "b", "mtp_module").params, params.draft)
+    with pytest.raises(UserError, match="layout mimo has no place for a gate after the attention"):
+        head_files.write(tmp_path / "c", "mtp_module", params.draft, facts, layout="mimo")

@@ -51,7 +51,7 @@ def case_of(name: str) -> cases.Case:
         return case
     config = dataclasses.replace(
         testing.tiny_config("qwen3_moe", case.target.vocab_size, width=16),
-        experts=Experts(experts=4, chosen=2, intermediate_size=8, layers=(1,)),
+        experts=Experts(experts=4, chosen=2, intermediate_size=8, layers=(1,), shared_size=12),
     )
     params = lm.init_params(config, jax.random.key(0))
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax import theory
+from specjax import testing, theory
 from specjax.errors import UserError
 from specjax.models import families, t5_config
 from specjax.models.transformer import ExpertMlp, Transformer
-from specjax.models.transformer_config import Experts, TransformerConfig
+from specjax.models.transformer_config import Experts, Recurrent, TransformerConfig
 from specjax.theory import roofline
 
 pytestmark = pytest.mark.fast
@@ -33,6 +33,15 @@ A100 = roofline.Machine(bandwidth=2.0e12, flops=312e12)
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_parameters_of_recurrent_layers(family):
+    config = testing.tiny_config(family, layers=3)
+    for own in (config, dataclasses.replace(config, without_mlp=(0, 2), mlp_bias=True)):
+        model = nnx.eval_shape(lambda own=own: Transformer(own, "float32", nnx.Rngs(0)))
+        leaves = nnx.to_flat_state(nnx.state(model, nnx.Param))
+        assert roofline.parameters(own) == sum(math.prod(p.shape) for _, p in leaves)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize(
     "more",
@@ -45,6 +54,7 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
         {"norm": "layer", "pre_norm": False, "post_norm": True, "attention_bias": True},
         {"output_bias": True, "gated": False, "tie_embeddings": False, "head_bias": True},
         {"experts": Experts(3, 2, 5, layers=(1,)), "gated": True, "mlp_bias": False},
+        {"experts": Experts(3, 2, 5, layers=(1,), shared_size=7), "gated": True, "mlp_bias": False},
     ],
 )
 def test_parameters_are_those_of_the_model(family, more):
@@ -63,6 +73,23 @@ def test_model_of_a_published_shape():
     assert model.kv_bytes == 131_072 and model.flops == model.weight_bytes
     assert roofline.model_of(LLAMA, 2, 1).kv_bytes == 65_536
     assert model.attention_flops == 2 * 2 * 32 * 128 * 32
+
+
+def test_a_pass_moves_the_states_of_its_rows():
+    """Once in and once out, in float32; only the layers with attention have keys and values."""
+    config = testing.tiny_config("qwen3_next", layers=4)
+    config = dataclasses.replace(config, recurrent=Recurrent(2, 6, 3, 5, 4, layers=(0, 1, 3)))
+    model, plain = roofline.model_of(config), roofline.parameters(config)
+    states = 3 * 6 * 3 * 5
+    assert model.state_bytes == 2 * 4 * states
+    assert model.flops == 2 * plain + 6 * states
+    assert model.kv_bytes == 2 * 1 * config.head_dim * config.num_kv_heads * 2
+    slow = roofline.Machine(bandwidth=10.0, flops=1e30)
+    for batch in (1, 3):
+        read = model.weight_bytes + batch * (7 * model.kv_bytes + model.state_bytes)
+        assert roofline.pass_time(slow, model, batch, 7) == pytest.approx(read / 10)
+    halves = roofline.tensor_parallel(config, 2)
+    assert halves.state_bytes == model.state_bytes / 2
 
 
 def test_models_with_an_encoder_are_refused():

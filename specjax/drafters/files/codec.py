@@ -296,12 +296,16 @@ class Codec:
         kind = self.types[0]
         return {"model_type": kind, "hidden_size": sizes["D"], "vocab_size": sizes.get("V")}
 
+    def usual_layout(self, paths: Collection[tuple]) -> str:
+        """The layout in which parameters with these paths are written if none is named."""
+        return next(iter(self.layouts), "")
+
     def check_layout(self, layout: str) -> str:
-        """The layout, or the first. Raises UserError."""
+        """The layout; "" is none. Raises UserError."""
         if layout and layout not in self.layouts:
             there = f"there is {', '.join(self.layouts)}" if self.layouts else "leave it out"
             raise UserError(f"{self.kind} heads have no layout {layout!r}; {there}")
-        return layout or next(iter(self.layouts), "")
+        return layout
 
     def obstacles(self, engine: str, leaves: Leaves, config: Config) -> dict[str, Any]:
         """What an engine computes otherwise -> whether these heads need it."""

@@ -5,24 +5,28 @@ The rotary base is the one in the heads' own config.json, at the top level or in
 
     D  hidden width of the network     V  vocabulary of the target     H  width of an attention head
     A  width of all queries            C  of all keys and values       F  of the feed-forward
+    N  number of experts               I  width of an expert           S  of the shared expert
+    O  one
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters.files.codec import Rules, Tensors, linear, scale
+from specjax.drafters.files.codec import Rule, Rules, Tensors, linear, scale
 from specjax.errors import UserError
 from specjax.models import rope_config
 from specjax.models.config_values import agreed, value_of
-from specjax.models.families import FAMILIES
+from specjax.models.families import FAMILIES, SHARED
 from specjax.models.hf_config import config_from_hf, translated
-from specjax.models.transformer_config import TransformerConfig
+from specjax.models.transformer_config import Experts, TransformerConfig
 
 # Defaults of the authors' code, for what config.json leaves out. The target's values are never
 # taken: most published EAGLE-3 heads were trained with the base 10000 on targets with another.
@@ -41,7 +45,15 @@ DIMS = {
 # Module -> its name in files of Llama.
 NAMES = {module: FAMILIES["llama"].names[module] for module in DIMS}
 WITHOUT_NORM = {module: name for module, name in NAMES.items() if module != "attention_norm"}
-_PARTS = {"attention.q_norm": "qk_norm", "attention.k_norm": "qk_norm"}
+# Key of config.json -> field of ``Experts``.
+_EXPERTS = {
+    "num_experts": "experts",
+    "num_experts_per_tok": "chosen",
+    "moe_intermediate_size": "intermediate_size",
+    "norm_topk_prob": "renormalise",
+    SHARED: "shared_size",
+}
+PARTS = {"attention.q_norm": "qk_norm", "attention.k_norm": "qk_norm"}
 _BIASES: dict[str, str] = dict.fromkeys(("attention.q", "attention.k", "attention.v"), "biases")
 _BIASES["attention.o"] = "output_bias"
 
@@ -51,7 +63,7 @@ def decoder_layer(
     place: str,
     names: Mapping[str, str] = NAMES,
     dims: Mapping[str, str] = DIMS,
-    parts: Mapping[str, str] = _PARTS,
+    parts: Mapping[str, str] = PARTS,
     biases: Mapping[str, str] = _BIASES,
 ) -> Rules:
     """The tensors of a decoder layer; ``name`` and ``place`` are what theirs begin with.
@@ -65,6 +77,60 @@ def decoder_layer(
         own = biases.get(module), parts.get(module, "")
         rules += rule(name + stored, place + module, dims[module], *own)
     return rules
+
+
+def gate_and_experts(name: str, place: str) -> Rules:
+    """What layers of Qwen3-Next have beside those of Llama; arguments as in ``decoder_layer``.
+
+    The gate after the attention, which files have inside of the queries (``split_gates``), and a
+    router, experts, and one that computes every token in the place of the feed-forward part.
+    """
+    moe = {"router": ("gate", "D N"), "shared_gate": ("shared_expert_gate", "D O")}
+    experts, gate = "experts", linear(f"{name}self_attn.gate_proj", f"{place}attention.gate", "D A")
+    rules: Rules = tuple(rule._replace(parts="gated") for rule in gate)
+    for part in ("gate", "up", "down"):
+        dims = "I D" if part == "down" else "D I"
+        stored = f"{name}mlp.experts.{{j}}.{part}_proj.weight"
+        rules += (Rule(stored, f"{place}mlp.{part}[{{j}}]", dims, True, experts),)
+        moe[f"shared.{part}"] = f"shared_expert.{part}_proj", dims.replace("I", "S")
+    for module, (stored, dims) in moe.items():
+        rules += linear(f"{name}mlp.{stored}", f"{place}mlp.{module}", dims, parts=experts)
+    return rules
+
+
+def split_gates(where: object, tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The tensors, with the gate of each head under a name of its own: gate_proj.
+
+    Files have the queries of a head, then its gate. Raises UserError.
+    """
+    heads, result = value_of(config, "num_attention_heads", int, None, where), dict(tensors)
+
+    def half(read: Callable[[], np.ndarray], index: int) -> np.ndarray:
+        whole = read()
+        if whole.ndim == 0 or len(whole) % (2 * heads):
+            raise UserError(
+                f"{where}: q_proj is {list(whole.shape)}, which cannot be split into the queries "
+                f"and the gates of {heads} heads; correct num_attention_heads"
+            )
+        by_head = whole.reshape(heads, 2, -1, *whole.shape[1:])
+        return by_head[:, index].reshape(-1, *whole.shape[1:])
+
+    for name in [name for name in tensors if ".q_proj." in name]:
+        for index, part in enumerate((".q_proj.", ".gate_proj.")):
+            own = name.replace(".q_proj.", part)
+            result[own] = functools.partial(half, tensors[name], index)
+    return result
+
+
+def join_gates(leaves: Mapping[tuple, Any], head_dim: int) -> dict[tuple, Any]:
+    """The leaves with the gate of each head after its queries: the inverse of ``split_gates``."""
+    result = dict(leaves)
+    for path in [path for path in leaves if path[-3:-1] == ("attention", "gate")]:
+        queries, gate = (*path[:-2], "q", path[-1]), result.pop(path)
+        parts = [x.reshape(*x.shape[:-1], -1, head_dim) for x in (leaves[queries], gate)]
+        own = np if isinstance(gate, np.ndarray) else jnp
+        result[queries] = own.stack(parts, -2).reshape(*gate.shape[:-1], -1)
+    return result
 
 
 def plain_names(where: object, kind: str, tensors: Tensors) -> Tensors:
@@ -124,12 +190,24 @@ def facts(where: object, layer: Mapping[str, Any], leaves: Mapping[tuple, Any]) 
     ``leaves`` maps the paths of the parameters to arrays; ``layer`` has the keys of the decoder
     layers. Raises UserError.
     """
-    attention = ("layers", "0", "attention")
+    attention, mlp = ("layers", "0", "attention"), ("layers", "0", "mlp")
     queries, keys = (leaves[(*attention, part, "kernel")].shape[1] for part in ("q", "k"))
     norm = leaves.get((*attention, "q_norm", "scale"))
-    width, inner = leaves["layers", "0", "mlp", "up", "kernel"].shape
+    width, inner = widths_of(leaves)
+    gated, routed = (
+        (*path, "kernel") in leaves for path in ((*attention, "gate"), (*mlp, "router"))
+    )
     head_dim = head_dim_of(where, layer, norm, queries, keys)
-    theta, scaling = rope_of(where, layer)
+    (theta, scaling), share = rope_of(where, layer), rotated_of(where, layer)
+    more: dict[str, Any] = {"attn_output_gate": True} if gated else {}
+    more |= {"partial_rotary_factor": share} if share != 1 else {}
+    if routed:
+        chosen = value_of(layer, "num_experts_per_tok", int, None, where)
+        more |= {"num_experts": leaves[(*mlp, "up")].shape[0], "num_experts_per_tok": chosen}
+        more["norm_topk_prob"] = value_of(layer, "norm_topk_prob", bool, True, where)
+        more["moe_intermediate_size"] = inner
+        more[SHARED] = leaves[(*mlp, "shared", "up", "kernel")].shape[1]
+        inner = value_of(layer, "intermediate_size", int, inner, where)
     positions = value_of(layer, "max_position_embeddings", int, POSITIONS, where)
     return {
         "hidden_size": width,
@@ -145,7 +223,13 @@ def facts(where: object, layer: Mapping[str, Any], leaves: Mapping[tuple, Any]) 
         "attention_bias": (*attention, "q", "bias") in leaves,
         "qk_norm": norm is not None,
         "hidden_act": layer.get("hidden_act"),
-    }
+    } | more
+
+
+def widths_of(leaves: Mapping[tuple, Any]) -> tuple[int, int]:
+    """(D, F) of layer 0, or (D, I) if it has experts."""
+    up = ("layers", "0", "mlp", "up")
+    return leaves[up].shape[1:] if up in leaves else leaves[(*up, "kernel")].shape
 
 
 def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
@@ -153,7 +237,7 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
 
     ``where`` is named in messages. Raises UserError for layers that cannot be computed.
     """
-    own = ("model_type", "bias", "qk_norm", "rope_parameters")
+    own = ("model_type", "bias", "qk_norm", "rope_parameters", "attn_output_gate", *_EXPERTS)
     raw = {key: value for key, value in config.items() if key not in own}
     raw |= {"architectures": ["LlamaForCausalLM"], "vocab_size": config.get("vocab_size") or 1}
     raw |= {"tie_word_embeddings": False, "mlp_bias": False, "eos_token_id": None}
@@ -166,7 +250,17 @@ def decoder(where: object, config: Mapping[str, Any]) -> TransformerConfig:
         raise UserError(
             f"{where}: rope type {scaling.kind!r} is not supported; supported: default, llama3"
         )
-    return dataclasses.replace(shape, qk_norm=bool(config.get("qk_norm")), bos_token_id=None)
+    experts = None
+    if "num_experts" in config:
+        sizes = {field: config[key] for key, field in _EXPERTS.items()}
+        experts = Experts(**sizes, layers=tuple(range(shape.num_layers)))
+    return dataclasses.replace(
+        shape,
+        qk_norm=bool(config.get("qk_norm")),
+        bos_token_id=None,
+        attention_gate=bool(config.get("attn_output_gate")),
+        experts=experts,
+    )
 
 
 def head_dim_of(where: object, layer: Mapping[str, Any], norm: Any, queries: int, keys: int) -> int:
@@ -203,10 +297,19 @@ def rope_of(where: object, layer: Mapping[str, Any]) -> tuple[float, dict[str, A
     own = ("rope_theta", "partial_rotary_factor")
     thetas = {"rope_theta": layer.get("rope_theta"), "that of the scaling": given.get("rope_theta")}
     agreed(where, thetas)
-    share = value_of(given, "partial_rotary_factor", float, 1.0, where)
-    if share != 1:
-        raise UserError(f"{where}: partial_rotary_factor {share} is not supported; supported: 1")
     kind = given.get("rope_type", given.get("type", "default"))
     scaling = {key: value for key, value in given.items() if key not in own}
     theta = value_of(given, "rope_theta", float, THETA, where)
     return theta, None if kind == "default" else scaling
+
+
+def rotated_of(where: object, layer: Mapping[str, Any]) -> float:
+    """The share of each head that is rotated; ``layer`` as in ``rope_of``. Raises UserError."""
+    given = translated(where, dict(layer), rope_config.settings)
+    return value_of(given, "partial_rotary_factor", float, 1.0, where)
+
+
+def check_rotated(where: object, layer: Mapping[str, Any]) -> None:
+    """Raises UserError unless heads are rotated whole."""
+    if (share := rotated_of(where, layer)) != 1:
+        raise UserError(f"{where}: partial_rotary_factor {share} is not supported; supported: 1")

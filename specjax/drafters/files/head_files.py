@@ -81,6 +81,9 @@ class Head(NamedTuple):
                 norm {scale [D]}, head {kernel [D,V]}
         a layer: attention {q, k, v, o: {kernel, bias}, q_norm, k_norm: {scale [d]}},
                 mlp_norm {scale [D]}, mlp {gate, up, down: {kernel}};
+                in mtp_module also attention {gate: {kernel}}, and with N experts
+                mlp {router {kernel [D,N]}, gate, up [N,D,I], down [N,I,D],
+                shared {gate, up, down: {kernel}}, shared_gate {kernel [D,1]}};
                 from layer 1: attention_norm {scale [D]};
                 in block_head with mix: context_k, context_v {kernel};
                 layer 0 of eagle3: token_norm {scale [D]}, feature_norm {scale [D]}
@@ -101,7 +104,8 @@ class Head(NamedTuple):
       ``sample_from_anchor``, in the meaning of DFlash;
     - eagle3, block_head: ``draft_ids`` i32[W], ascending, missing if the head gives all tokens;
     - mtp_module: ``hidden_first``, ``hidden``, ``recycled``, ``zero_first``, the keys of the
-      drafter; the last three are missing if no file states them;
+      drafter; the last three are missing if no file states them; of layers with a gate and experts
+      ``attn_output_gate``, ``partial_rotary_factor`` and the keys of Qwen3-Next's experts;
     - ``read_as``: of mtp_module the layout, of eagle3 the dialect and how ambiguous keys were read.
     """
 
@@ -199,8 +203,9 @@ def write(
         raw |= {"model_type": TREE, "drafter": kind}
         _write(directory, raw, TREE_FILE, tree_tensors(kind, params))
         return
-    layout = codec.check_layout(layout)
-    leaves = codec.arrange(layout, _arrays(params), config)
+    arrays = _arrays(params)
+    layout = codec.check_layout(layout) or codec.usual_layout(arrays)
+    leaves = codec.arrange(layout, arrays, config)
     table = codec.layout_of_leaves(leaves, layout, config)
     tensors, sizes = _to_write(table, leaves), {}
     for name, place in table.items():

@@ -40,7 +40,7 @@ def config_of(
     layer, where = given.config, f"the {name} network"
     if not layer:
         queries = leaves["layers", "0", "attention", "q", "kernel"].shape[1]
-        width = len(leaves["layers", "0", "mlp", "up", "kernel"])
+        width, _ = decoder_layers.widths_of(leaves)
         divided = queries // keys.heads if keys.heads and queries % keys.heads == 0 else 0
         layer = {"head_dim": keys.head_dim or divided or _prefix.default_head_dim(width, target)}
     config = decoder_layers.decoder(where, decoder_layers.facts(where, layer, leaves))

@@ -319,9 +319,8 @@ def shares(params: Mapping[str, Any], active: float = 1.0) -> Shares:
     Raises UserError for parameters of another form.
     """
     layers = _layers(params)
-    sizes = np.array([[_size(layer[kind]) for kind in LAST] for layer in layers], np.float64)
-    attention, mlp = sizes.T
-    mlp = np.where(["router" in layer["mlp"] for layer in layers], active * mlp, mlp)
+    attention = np.array([_size(layer["attention"]) for layer in layers], np.float64)
+    mlp = np.array([_used(layer["mlp"], active) for layer in layers], np.float64)
     head = _size(params.get("head", params["embed"]))
     total = attention.sum() + mlp.sum() + head
     return Shares(attention / total, mlp / total, float(head / total))
@@ -340,6 +339,12 @@ def _layers(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             "target"
         ) from None
     return layers
+
+
+def _used(mlp: Mapping[str, Any], active: float) -> float:
+    """The number of a feed-forward part's parameters that a token uses."""
+    routed = sum(_size(mlp[name]) for name in ("gate", "up", "down")) if "router" in mlp else 0
+    return _size(mlp) - (1 - active) * routed
 
 
 def _size(part: Any) -> int:

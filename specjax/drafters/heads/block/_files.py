@@ -192,6 +192,7 @@ class BlockFiles(Codec):
         flat, layer = _flat(path, raw)
         _check_declared(path, layer | flat, leaves)
         config = {key: value for key, value in (layer | flat).items() if key not in _MADE}
+        decoder_layers.check_rotated(path, layer)
         theta, scaling = decoder_layers.rope_of(path, layer)
         config |= {"rope_theta": theta, "rope_scaling": scaling}
         config["block_size"] = flat.get("block_size", 8 if method else 16)

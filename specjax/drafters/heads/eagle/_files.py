@@ -572,6 +572,7 @@ def _decoder(
     where: object, kind: str, leaves: Leaves, layer: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The facts of a network from its tensors and config.json; those in ``own`` replace them."""
+    decoder_layers.check_rotated(where, layer)
     facts = {"model_type": kind, **decoder_layers.facts(where, layer, leaves)}
     facts |= {"target_hidden_size": facts["hidden_size"], **own}
     if ("embed", "embedding") in leaves:

@@ -41,7 +41,7 @@ from specjax.models.layers import (
     linear_options,
     matmul,
 )
-from specjax.models.transformer import Mlp
+from specjax.models.transformer import ExpertMlp, Mlp
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
 from specjax.types import Array, ModelParams, Output, Params
@@ -93,7 +93,7 @@ class Layer(nnx.Module):
             self.attention_norm = Norm(config, dtype)
         self.attention = Attention(config, dtype, rngs, read)
         self.mlp_norm = Norm(config, dtype)
-        self.mlp = Mlp(config, dtype, rngs)
+        self.mlp = (ExpertMlp if config.has_experts(0) else Mlp)(config, dtype, rngs)
 
     def __call__(self, x, angle, past: Past, own, residual=None):
         """x [B,T,read] -> ([B,T,D], keys and values); ``residual`` None is x."""
@@ -326,6 +326,10 @@ def logits(ends: Ends, params: ModelParams, hidden: Array) -> Array:
 def layer_facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold about the layers in addition to their tensors."""
     result = _prefix.facts(config)
+    if config.rotary_dim is not None:
+        result += (("partial_rotary_factor", config.rotary_dim / config.head_dim),)
+    if (own := config.experts) is not None:
+        result += (("num_experts_per_tok", own.chosen), ("norm_topk_prob", own.renormalise))
     if config.rope_scaling is None:
         return result
     written = rope_config.write(config.rope_of_full(), config.head_dim)

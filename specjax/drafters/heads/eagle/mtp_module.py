@@ -55,6 +55,7 @@ from specjax.drafters.objectives import Pretrained
 from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import UserError
 from specjax.models.config_values import check_only, object_of, whole_of
+from specjax.models.hf_config import text_model
 from specjax.models.hf_weights import prediction_modules
 from specjax.models.layers import Linear, Module, Norm, dtype_of, linear_options
 from specjax.models.transformer_config import TransformerConfig
@@ -188,7 +189,7 @@ class MtpNetwork(Network):
 # What no tensor shows, under the keys of the drafter and of ``Head.config``.
 SWITCHES = {"hidden": ("normed", "raw"), "recycled": ("normed", "raw"), "zero_first": (False, True)}
 # Keys of config.json with the only value that is computed.
-_ONLY = {"use_sliding_window": False, "attn_output_gate": False, "logit_scale": 1.0}
+_ONLY = {"use_sliding_window": False, "logit_scale": 1.0}
 _MADE = (
     *(OWN, "hidden_first", *SWITCHES, "read_as", "rope_parameters", "qk_norm"),
     *("auto_map", "architectures", "layer_types", "sliding_window", "draft_ids", "taps"),
@@ -208,6 +209,7 @@ class ModuleNames(NamedTuple):
     around_one: bool = False  # the factor of a norm is 1 + the tensor
     one: bool = False  # there is one module only
     ends: bool = False  # files may have copies of the model's ends
+    gated: bool = False  # the layer may have a gate after its attention, and experts
 
 
 NAMES = {
@@ -226,12 +228,14 @@ NAMES = {
         *("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
         around_one=True,
         one=True,
+        gated=True,
     ),
 }
+_EXPERTS = "experts"
 # Parts of names that show a layer which the decoder here cannot compute, and what it has.
 _OTHER = {
     r"\.self_attn\.(q_a|kv_a|kv_b)_": "multi-head latent attention (MLA)",
-    r"\.mlp\.(experts|shared_expert|shared_experts|gate)\.": "experts",
+    r"\.mlp\.(experts|shared_expert|shared_experts|gate)\.": _EXPERTS,
     r"\.linear_attn\.": "linear attention",
     r"\.weight_scale": "quantised weights",
 }
@@ -242,8 +246,11 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 _QWEN2 = ("llama", "mistral", "qwen2")
 
 
-def _rules(layout: str, layers: int) -> Rules:
-    """The table of a layout behind ``layers`` layers of the model."""
+def _rules(layout: str, layers: int, joined: bool = False) -> Rules:
+    """The table of a layout behind ``layers`` layers of the model.
+
+    ``joined``: whether the queries of a head are followed by its gate.
+    """
     own = NAMES[layout]
     front, name = (each.format(L=layers) for each in (own.module, own.layer))
     place = "modules.0" if own.one else "modules.{i}"
@@ -251,7 +258,12 @@ def _rules(layout: str, layers: int) -> Rules:
     for norm in ("token_norm", "feature_norm", "norm"):
         rules += scale(front + getattr(own, norm), f"{place}.{norm}")
     rules += linear(front + own.fc, f"{place}.fc", "2D D")
-    rules += decoder_layers.decoder_layer(name, f"{place}.layers.0.")
+    layer, dims, parts = f"{place}.layers.0.", decoder_layers.DIMS, decoder_layers.PARTS
+    if own.gated:
+        dims = dims | ({"attention.q": "D 2A"} if joined else {})
+        parts = parts | dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), "!experts")
+        rules += decoder_layers.gate_and_experts(name, layer)
+    rules += decoder_layers.decoder_layer(name, layer, dims=dims, parts=parts)
     if own.ends:
         first = front.replace("{i+", "").replace("}", "")
         embed = Rule(f"{first}embed_tokens.weight", "embed.embedding", "V D", parts="embed")
@@ -278,8 +290,9 @@ class ModuleFiles(Codec):
     and those of a decoder layer. L is the number of the model's own layers. "deepseek" is also
     GLM's. Files of this layout may have copies of the model's ends, shared_head.head and
     embed_tokens. "qwen3" (Qwen3-Next, Qwen3.5) has one module, and norms whose factor is 1 + the
-    tensor. The letters are those of ``decoder_layers``. Sources: vllm/model_executor/models
-    (deepseek_mtp.py, glm4_moe_mtp.py, mimo_mtp.py, qwen3_next_mtp.py).
+    tensor; its layer may have a gate after its attention, a part of each head that is rotated,
+    and Qwen3-Next's experts. The letters are those of ``decoder_layers``. Sources:
+    vllm/model_executor/models (deepseek_mtp.py, glm4_moe_mtp.py, mimo_mtp.py, qwen3_next_mtp.py).
     """
 
     files = ("model.safetensors", "pytorch_model.bin")
@@ -297,6 +310,7 @@ class ModuleFiles(Codec):
             "it reads zeros at slot 0; train with zero_first=true": not config.get("zero_first"),
             "it recycles the output after its norm; train with recycled=normed": raw,
             "its layer has no norm of queries and keys; train with qk_norm=false": norm,
+            "its layer has no gate and no experts": bool(_needs_gated(leaves)),
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
@@ -312,6 +326,13 @@ class ModuleFiles(Codec):
                     f"{where}: {size} is {raw[size]}, and that of the modules is {own[size]}; "
                     "modules inside a target have its sizes, so give their target, or train others"
                 )
+        gated = own.get("attn_output_gate", False)
+        if own[OWN]["layout"] == "qwen3" and _has_gate(_flat(raw)) != gated:
+            theirs, own = ("lacks", "has") if gated else ("has", "lacks")
+            raise UserError(
+                f"{where}: the attention of the target {theirs} a gate, and that of the modules "
+                f"{own} one; write another layout"
+            )
         added = {key: own[key] for key in ("num_nextn_predict_layers", OWN)}
         if engine:
             if raw.get("model_type") not in _QWEN2:
@@ -331,7 +352,12 @@ class ModuleFiles(Codec):
             for name, read in tensors.items()
             if name.startswith(fronts) and not name.endswith("rotary_emb.inv_freq")
         }
+        gated, config = NAMES[_layout_of(kept)].gated, _flat(config)
+        if gated and _has_gate(config):
+            kept = decoder_layers.split_gates(where, kept, config)
         for pattern, what in _OTHER.items():
+            if gated and what == _EXPERTS:
+                continue
             name = next((name for name in kept if re.search(pattern, name)), None)
             if name is not None:
                 raise UserError(
@@ -355,8 +381,12 @@ class ModuleFiles(Codec):
         numbers = [int(each) for each in re.findall(r"\d+", " ".join(prediction_modules(names)))]
         return (_rules(_layout_of(names), min(numbers, default=0)),)
 
+    def usual_layout(self, paths: Collection[tuple]) -> str:
+        return "qwen3" if _needs_gated(paths) else self.layouts[0]
+
     def table(self, layout: str, shapes: Shapes, config: Mapping[str, Any]) -> Rules:
-        layout = layout or self.layouts[0]
+        needs = _needs_gated(shapes)
+        layout = layout or self.usual_layout(shapes)
         own, parts = NAMES[layout], {path[0] for path in shapes}
         modules = len({path[1] for path in shapes if path[:1] == ("modules",)})
         if parts & {"embed", "head"} and not own.ends:
@@ -366,12 +396,18 @@ class ModuleFiles(Codec):
             )
         if own.one and modules > 1:
             raise UserError(f"the layout {layout} has one module, and there are {modules}")
-        return _rules(layout, whole_of("the parameters", config, "num_hidden_layers") or 0)
+        if needs and not own.gated:
+            raise UserError(f"the layout {layout} has no place for {needs}; write the layout qwen3")
+        layers = whole_of("the parameters", config, "num_hidden_layers") or 0
+        return _rules(layout, layers, _is_joined(shapes))
 
     def decode(self, found: Found, leaves: Leaves, sizes: Sizes) -> tuple[Leaves, Config]:
-        path, config, layout = found.where, found.config, _layout_of(found.layout)
+        path, config, layout = found.where, _flat(found.config), _layout_of(found.layout)
         own = object_of(config, OWN, path)
         check_only(path, config, _ONLY)
+        if not NAMES[layout].gated:
+            check_only(path, config, {"attn_output_gate": False})
+            decoder_layers.check_rotated(path, config)
         for switch, values in SWITCHES.items():
             if switch in own and own[switch] not in values:
                 raise UserError(
@@ -393,6 +429,8 @@ class ModuleFiles(Codec):
 
     def arrange(self, layout: str, leaves: Leaves, config: Mapping[str, Any]) -> Leaves:
         result = _norms(layout, leaves, -1)
+        if NAMES[layout].gated:
+            result = decoder_layers.join_gates(result, config["head_dim"])
         if bool(config.get("hidden_first")) != NAMES[layout].hidden_first:
             for path, leaf in leaves.items():
                 if path[2:] == ("fc", "kernel"):
@@ -422,6 +460,31 @@ class ModuleFiles(Codec):
         return result | {"num_hidden_layers": layers or None, OWN: own}, {}
 
 
+def _flat(config: Mapping[str, Any]) -> Config:
+    """config.json; of a model that also reads images with the keys of its text model."""
+    return {**config, **text_model(dict(config))}
+
+
+def _has_gate(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says that files have a gate inside of the queries."""
+    default = str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
+    return bool(config.get("attn_output_gate", default))
+
+
+def _needs_gated(paths: Collection[tuple]) -> str:
+    """What of these parameters only layouts with ``ModuleNames.gated`` have; "": nothing."""
+    found = {path[4:6] for path in paths if path[2:4] == ("layers", "0")}
+    gate, experts = (("attention", "gate") in found, ("mlp", "router") in found)
+    return "a gate after the attention" if gate else _EXPERTS if experts else ""
+
+
+def _is_joined(shapes: Shapes) -> bool:
+    """Whether the queries of each head are followed by its gate."""
+    layer = ("modules", "0", "layers", "0", "attention")
+    queries, output = ((*layer, part, "kernel") for part in ("q", "o"))
+    return {queries, output} <= {*shapes} and shapes[queries][1] == 2 * shapes[output][0]
+
+
 def _modules(leaves: Leaves) -> int:
     return len({path[1] for path in leaves if path[0] == "modules"})
 
@@ -429,6 +492,10 @@ def _modules(leaves: Leaves) -> int:
 def _layer(where: object, config: Mapping[str, Any], leaves: Leaves) -> dict[str, Any]:
     """What the tensors and config.json give of the decoder layers. Raises UserError."""
     first = {path[2:]: leaf for path, leaf in leaves.items() if path[:2] == ("modules", "0")}
+    output = first["layers", "0", "attention", "o", "kernel"]
+    queries, gate = (("layers", "0", "attention", part, "kernel") for part in ("q", "gate"))
+    if _is_joined({path: leaf.shape for path, leaf in leaves.items()}):
+        first |= {queries: output.T, gate: output.T}  # only their shapes are read
     facts = decoder_layers.facts(where, config, first)
     decoder_layers.decoder(where, facts)
     return facts
