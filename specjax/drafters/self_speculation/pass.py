@@ -298,10 +298,7 @@ def loss(
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    if batch.tokens.shape[1] < 3:
-        raise UserError(
-            "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
-        )
+    _along_text.check_length(batch, 2, "look-ahead embeddings predict two tokens ahead")
     chosen = _along_text.random_places(key, batch, 2, setup.rows, keys.places)
     drafts = _drafts(setup, ModelParams(target_params, params), batch, chosen)
     drafts = drafts._replace(places=(chosen,) * setup.rows)

@@ -559,8 +559,7 @@ def loss(
         UserError: weights out of range or without effect, a batch of fewer than 3 tokens.
     """
     _check_loss(net.shape, keys)
-    if batch.tokens.shape[1] < 3:
-        raise UserError("blocks predict two tokens ahead; raise train.length to 2 or more")
+    _along_text.check_length(batch, 2, "blocks predict two tokens ahead")
     pair, count = ModelParams(target_params, params), net.shape.positions
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)

@@ -297,11 +297,9 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
             f"loss.top_k is {keys.top_k} and the draft vocabulary has {width} tokens; it must "
             f"be at most {width}"
         )
-    if batch.tokens.shape[1] < keys.steps + 2:
-        raise UserError(
-            f"step {keys.steps} of a draft predicts {keys.steps + 1} tokens ahead; raise "
-            f"train.length to {keys.steps + 1} or more, or lower loss.steps"
-        )
+    least = keys.steps + 1
+    why = f"step {keys.steps} of a draft predicts {least} tokens ahead"
+    _along_text.check_length(batch, least, why, ", or lower loss.steps")
 
 
 def _noisy(network: Network, out: Output, noise: float, key: Array) -> Output:

@@ -168,11 +168,8 @@ def loss(
     Raises:
         UserError: values out of range, values without effect, a text that is too short.
     """
-    if batch.tokens.shape[1] < 2 * net.shape.block + 1:
-        raise UserError(
-            f"a block of {net.shape.block} tokens is predicted from as many others; raise "
-            f"train.length to {2 * net.shape.block} or more, or lower drafter.block"
-        )
+    why = f"a block of {net.shape.block} tokens is predicted from as many others"
+    _along_text.check_length(batch, 2 * net.shape.block, why, ", or lower drafter.block")
     pair, random = ModelParams(target_params, params), jax.random.split(key, 4)
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
@@ -208,11 +205,7 @@ class _Labels(NamedTuple):
 
 def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
     """Raises UserError for a batch whose labels belong to single depths of drafts."""
-    if batch.depths is not None:
-        raise UserError(
-            "falcon learns whole blocks, not the depths of single tokens; give "
-            "online.positions='emitted'"
-        )
+    _along_text.check_whole("falcon", batch)
     size = out.hidden.shape[1]
     hidden, logits = (ahead(x, net.shape.block, size) for x in (out.hidden, out.logits))
     counted = _along_text.label(batch.replace(output=None), net.shape.block + 1)[1]

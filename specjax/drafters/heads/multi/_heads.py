@@ -324,5 +324,4 @@ def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
                 f"loss.{name} is {value}, and loss.slots 'one' trains one depth at a time; leave "
                 "one out"
             )
-    if batch.tokens.shape[1] < 3:
-        raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")
+    _along_text.check_length(batch, 2, "heads predict at least two tokens ahead")
