@@ -25,11 +25,12 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, flag, linear
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
+from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
 from specjax.types import LM, Array, Drafter, Params
 
@@ -130,7 +131,7 @@ class _Files(Codec):
             for name, read in tensors.items()
             if not name.startswith(backbone)
         }
-        if flag(where, config, "original_lm_head"):
+        if switch(where, config, "original_lm_head"):
             tensors = {k: read for k, read in tensors.items() if not re.match(r"lm_heads?\.", k)}
         if "token_map" in tensors and "lm_heads.0.weight" in tensors:
             mapped = tensors.pop("token_map")().shape[0]

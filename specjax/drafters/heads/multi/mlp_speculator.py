@@ -37,11 +37,11 @@ from specjax.drafters.files.codec import (
     Shapes,
     Sizes,
     Tensors,
-    flag,
 )
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.shared_keys import HeadKeys
 from specjax.errors import UserError
+from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
 from specjax.types import LM, Array, Drafter, ModelParams, Params
 
@@ -202,7 +202,7 @@ class _Files(Codec):
         return self.tables["tied" if one and ("proj", "0") in shapes else ""]
 
     def reduce(self, found: Found) -> Found:
-        if not (flag(found.where, found.config, "tie_weights") and found.tied):
+        if not (switch(found.where, found.config, "tie_weights") and found.tied):
             return found
         stages = sum(place.path == ("emb",) for place in found.layout.values())
         names = {rule.name for rule in self.tables["tied"]}
@@ -228,7 +228,7 @@ class _Files(Codec):
             "inner_dim": sizes["I"],
             "n_predict": stages,
             "tie_weights": shared,
-            "scale_input": flag(found.where, found.config, "scale_input"),
+            "scale_input": bool(switch(found.where, found.config, "scale_input")),
         }
 
 
