@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any, Self
 
 from specjax import declare
@@ -13,6 +14,14 @@ from specjax.data.datastore import Store
 from specjax.declare import key
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Params
+
+
+def stored_size(help: str, size: Callable[[Params], Any], new: int | None = None) -> Any:
+    """A key that is a number which stored parameters show: ``size`` of them.
+
+    0: as they have it, or ``new`` for new ones (None: the method finds it).
+    """
+    return key(0, help, least=0, new=new, size=size)
 
 
 class TreeKeys(declare.Keys):

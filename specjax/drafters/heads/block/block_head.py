@@ -58,7 +58,7 @@ from specjax.drafters.heads.block._files import BlockFiles
 from specjax.drafters.heads.block._network import Net
 from specjax.drafters.heads.eagle._network import layer_facts
 from specjax.drafters.heads.eagle._network import logits as logits_of
-from specjax.drafters.shared_keys import StackedKeys
+from specjax.drafters.shared_keys import StackedKeys, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import dtype_of
 from specjax.models.transformer_config import TransformerConfig
@@ -163,11 +163,8 @@ class Keys(StackedKeys):
         size=_correction_of,
     )
     rank: int = key(0, "of the correction; 0: 256", least=0, size=_rank_of)
-    state: int = key(
-        0,
-        "the width of the GRU; 0: the target's width",
-        least=0,
-        size=lambda params: params["gru"]["u"].shape[0],
+    state: int = stored_size(
+        "the width of the GRU; 0: the target's width", lambda params: params["gru"]["u"].shape[0]
     )
     plain: int | None = key(
         None,

@@ -41,7 +41,7 @@ from specjax.drafters.files.codec import (
 from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import affine, dtype_of, in_float32
 from specjax.models.transformer_config import TransformerConfig
@@ -59,18 +59,12 @@ HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
 class Keys(HeadKeys):
     """The keys of ``hydra``."""
 
-    heads: int = key(
-        0,
-        "how many, the most tokens of a draft",
-        least=0,
-        new=HEADS,
-        size=lambda params: len(params["mlp"]),
+    heads: int = stored_size(
+        "how many, the most tokens of a draft", lambda params: len(params["mlp"]), new=HEADS
     )
-    layers: int = key(
-        0,
+    layers: int = stored_size(
         "blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4)",
-        least=0,
-        size=lambda params: 1 + len(params["mlp"]["0"].get("blocks", ())),
+        lambda params: 1 + len(params["mlp"]["0"].get("blocks", ())),
     )
     prefix: bool = key(
         False,

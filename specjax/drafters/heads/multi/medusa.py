@@ -23,12 +23,11 @@ import numpy as np
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
@@ -49,19 +48,13 @@ HEADS, LAYERS = 4, 1
 class Keys(HeadKeys):
     """The keys of ``medusa``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "how many, the most tokens of a draft",
-        least=0,
+        lambda params: len(params["block"]["bias"]),
         new=HEADS,
-        size=lambda params: len(params["block"]["bias"]),
     )
-    layers: int = key(
-        0,
-        "residual blocks of each head",
-        least=0,
-        new=LAYERS,
-        size=lambda params: params["block"]["bias"].shape[1],
+    layers: int = stored_size(
+        "residual blocks of each head", lambda params: params["block"]["bias"].shape[1], new=LAYERS
     )
 
 

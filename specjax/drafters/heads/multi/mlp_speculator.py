@@ -39,7 +39,7 @@ from specjax.drafters.files.codec import (
     Tensors,
 )
 from specjax.drafters.heads.multi import _heads
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
@@ -72,11 +72,9 @@ class Keys(HeadKeys):
         size=lambda params: None if _tied(params) else len(params["emb"]),
         fact="n_predict",
     )
-    inner: int = key(
-        0,
+    inner: int = stored_size(
         "I; 0: as in the files, or the target's width for a new one",
-        least=0,
-        size=lambda params: params["emb"].shape[2],
+        lambda params: params["emb"].shape[2],
     )
     tie: bool = key(
         False,

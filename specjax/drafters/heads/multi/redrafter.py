@@ -38,7 +38,7 @@ from specjax.drafters.files.decoder_layers import plain_names
 from specjax.drafters.growth.plans import BEAM
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.models.config_values import check_part, switch
 from specjax.models.layers import affine, in_float32, matmul
 from specjax.types import LM, Array, Drafter, ModelParams, Params
@@ -52,14 +52,10 @@ STEPS, LAYERS = 5, 2
 class Keys(HeadKeys):
     """The keys of ``redrafter``."""
 
-    layers: int = key(
-        0, "number of blocks", least=0, new=LAYERS, size=lambda params: len(params["block"])
-    )
-    inner: int = key(
-        0,
+    layers: int = stored_size("number of blocks", lambda params: len(params["block"]), new=LAYERS)
+    inner: int = stored_size(
         "F, width of the blocks; 0: as in the files, or twice the target's width",
-        least=0,
-        size=lambda params: params["block"]["0"]["bias"].shape[0],
+        lambda params: params["block"]["0"]["bias"].shape[0],
     )
     running_sum: bool = key(
         False,
