@@ -24,6 +24,11 @@ def stored_size(help: str, size: Callable[[Params], Any], new: int | None = None
     return key(0, help, least=0, new=new, size=size)
 
 
+def stated_switch(help: str, fact: str) -> Any:
+    """A key that is a boolean which config.json has under ``fact``; False where it is missing."""
+    return key(False, help, fact=fact, missing=False)
+
+
 class TreeKeys(declare.Keys):
     """The shape of a draft, for every drafter with parameters (``drafters/growth``)."""
 

@@ -58,7 +58,7 @@ from specjax.drafters.heads.block._files import BlockFiles
 from specjax.drafters.heads.block._network import Net
 from specjax.drafters.heads.eagle._network import layer_facts
 from specjax.drafters.heads.eagle._network import logits as logits_of
-from specjax.drafters.shared_keys import StackedKeys, stored_size
+from specjax.drafters.shared_keys import StackedKeys, stated_switch, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import dtype_of
 from specjax.models.transformer_config import TransformerConfig
@@ -135,17 +135,11 @@ class Keys(StackedKeys):
         choices=("", *CONTEXTS),
         size=lambda params: "mixed" if "mix" in params else "shared",
     )
-    causal: bool = key(
-        False,
-        "whether a place attends only to the places before it",
-        fact="causal_head",
-        missing=False,
+    causal: bool = stated_switch(
+        "whether a place attends only to the places before it", "causal_head"
     )
-    causal_sliding: bool = key(
-        False,
-        "whether that holds in the layers with a ``window`` alone",
-        fact="causal_sliding",
-        missing=False,
+    causal_sliding: bool = stated_switch(
+        "whether that holds in the layers with a ``window`` alone", "causal_sliding"
     )
     anchor: bool | None = key(
         None,

@@ -160,12 +160,10 @@ class LossKeys(declare.Keys, owner="loss."):
     feature: float = key(
         1.0, "weight of smooth L1 (beta 1, mean over the width) from the target's feature", least=0
     )
-    divergence: str = key(
-        "forward_kl",
+    divergence: str = _depth_loss.divergence_key(
+        "weight",
         "from the target's distribution, one of ``divergences.DIVERGENCES``; forward KL has the "
         "gradient of the cross-entropy with soft labels",
-        choices=tuple(DIVERGENCES),
-        needs="weight",
     )
     weight: float = key(0.1, "weight of the divergence", least=0)
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)

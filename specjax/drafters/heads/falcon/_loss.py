@@ -120,12 +120,7 @@ class LossKeys(declare.Keys, owner="loss."):
         most=1,
         needs="weight",
     )
-    divergence: str = key(
-        "forward_kl",
-        "one of ``divergences.DIVERGENCES``",
-        choices=tuple(DIVERGENCES),
-        needs="weight",
-    )
+    divergence: str = _depth_loss.divergence_key("weight")
     glancing: float = key(
         0.4,
         "the rate at the first step; at step e of ``run_steps`` it is glancing * (1 - e / "
