@@ -12,6 +12,7 @@ from specjax.checks import ngrams
 from specjax.control import Controller
 from specjax.data.datastore import Store
 from specjax.declare import key
+from specjax.errors import UserError
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Params
 
@@ -27,6 +28,12 @@ def stored_size(help: str, size: Callable[[Params], Any], new: int | None = None
 def stated_switch(help: str, fact: str) -> Any:
     """A key that is a boolean which config.json has under ``fact``; False where it is missing."""
     return key(False, help, fact=fact, missing=False)
+
+
+def check_mask(mask_id: int | None, model: LM, what: str = "target") -> None:
+    """Raises UserError for a key ``mask_id`` that is no token of the model, the ``what``."""
+    if mask_id is not None and not 0 <= mask_id < model.vocab_size:
+        raise UserError(f"mask_id is {mask_id}; the {what}'s tokens are 0..{model.vocab_size - 1}")
 
 
 class TreeKeys(declare.Keys):

@@ -8,7 +8,7 @@ Drafters that read tokens predict one token ahead of a place (``Drafts.ahead`` 1
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,17 +17,14 @@ import numpy as np
 
 from specjax import tree
 from specjax.drafters import _foresee
+from specjax.drafters._foresee import Along, Texts
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads._vocabulary import spread
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.tree import Layout
-from specjax.types import LM, Array, Batch, ModelParams, Output, Params, Training
+from specjax.types import LM, Array, Batch, Output, Params, Training
 
-Texts = Iterator[tuple[Array, Array, Array]]
-# (params, batch, depth) -> for each depth the labels i32[B,T], and the logits of the drafter and of
-# the target f[B,T,V].
-Along = Callable[[ModelParams, Batch, int], Texts]
 # Places at which drafts are computed at once, in training and in a piece of a forecast.
 PLACES = 32
 

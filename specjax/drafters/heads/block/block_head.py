@@ -58,7 +58,7 @@ from specjax.drafters.heads.block._files import BlockFiles
 from specjax.drafters.heads.block._network import Net
 from specjax.drafters.heads.eagle._network import layer_facts
 from specjax.drafters.heads.eagle._network import logits as logits_of
-from specjax.drafters.shared_keys import StackedKeys, stated_switch, stored_size
+from specjax.drafters.shared_keys import StackedKeys, check_mask, stated_switch, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import dtype_of
 from specjax.models.transformer_config import TransformerConfig
@@ -384,10 +384,7 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
     width, group = shape.config.hidden_size, shape.conv_group
     if shape.conv and width % group:
         raise UserError(f"conv_group is {group}; it must divide the width, {width}")
-    if shape.mask_id is not None and not 0 <= shape.mask_id < target.vocab_size:
-        raise UserError(
-            f"mask_id is {shape.mask_id}; the target's tokens are 0..{target.vocab_size - 1}"
-        )
+    check_mask(shape.mask_id, target)
     if given.params is None:
         return
     if shape.mask_id is None and "mask" not in given.params:

@@ -36,7 +36,7 @@ from specjax.drafters.heads._masked_text import Read, Reader
 from specjax.drafters.heads.eagle import _drafter, _loss, _network
 from specjax.drafters.heads.eagle._files import Eagle3
 from specjax.drafters.heads.eagle._network import Network, Shape
-from specjax.drafters.shared_keys import EagleKeys, stated_switch
+from specjax.drafters.shared_keys import EagleKeys, check_mask, stated_switch
 from specjax.errors import UserError
 from specjax.tree import Layout
 from specjax.types import LM, Array, Batch, Drafter, ModelParams, Training
@@ -172,8 +172,7 @@ def _mask_id(target: LM, given: Given, keys: Keys) -> int | None:
         return None
     keys = given.agree(NAME, keys, mask_id=given.config.get("mask_token_id"))
     mask = target.vocab_size - 1 if keys.mask_id is None else keys.mask_id
-    if mask >= target.vocab_size:
-        raise UserError(f"mask_id is {mask}; the target's tokens are 0..{target.vocab_size - 1}")
+    check_mask(mask, target)
     return mask
 
 
