@@ -25,7 +25,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files import Given, decoder_layers
+from specjax.drafters.files import Ends, Given, decoder_layers
 from specjax.drafters.files.codec import (
     Codec,
     Config,
@@ -101,7 +101,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         depth=heads,
         begin=Bound(_begin, heads),
         step=Bound(_step, given.ends.embed, layers),
-        start=Bound(_start, target, heads, layers, shape),
+        start=Bound(_start, given.ends, heads, layers, shape),
         prefix=None if shape is None else _prefix.build(shape, dtype),
         facts=() if shape is None else _prefix.facts(shape),
     )
@@ -142,14 +142,14 @@ def _step(
 
 
 def _start(
-    target: LM,
+    ends: Ends,
     heads: int,
     layers: int,
     prefix: TransformerConfig | None,
     target_params: Params,
     key: Array,
 ) -> Params:
-    kernel = _heads.output_kernel(target, target_params)
+    kernel = ends.output_kernel(target_params)
     size, vocab = kernel.shape
     mlp = {}
     for head in range(heads):

@@ -24,6 +24,7 @@ import numpy as np
 from specjax import declare
 from specjax.bound import Bound
 from specjax.drafters import files
+from specjax.drafters.files import Ends
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
@@ -72,7 +73,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         name="medusa",
         depth=keys.heads,
         step=Bound(_heads.step_of, head),
-        start=Bound(_start, target, keys.heads, keys.layers),
+        start=Bound(_start, given.ends, keys.heads, keys.layers),
         every=Bound(_heads.at_all_depths, head),
     )
     return _heads.build(target, family, keys, given)
@@ -88,8 +89,8 @@ def _head(unembed: OfTarget, own: Params, target_params: Params, hidden: Array) 
     return in_float32(matmul(hidden, own["head"]["kernel"]))
 
 
-def _start(target: LM, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
-    kernel = _heads.output_kernel(target, target_params)
+def _start(ends: Ends, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
+    kernel = ends.output_kernel(target_params)
     width = kernel.shape[0]
     block = {
         "kernel": jnp.zeros((heads, layers, width, width)),

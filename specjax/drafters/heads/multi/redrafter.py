@@ -33,6 +33,7 @@ from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.declare import key
 from specjax.drafters import files
+from specjax.drafters.files import Ends
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.files.decoder_layers import plain_names
 from specjax.drafters.growth.plans import BEAM
@@ -81,7 +82,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         depth=steps,
         begin=_begin,
         step=Bound(_step, given.ends.embed),
-        start=Bound(_start, target, layers, inner, keys.running_sum),
+        start=Bound(_start, given.ends, layers, inner, keys.running_sum),
         looped=True,
         tree=BEAM,
         facts=(("n_predict", steps),),
@@ -114,10 +115,10 @@ def _step(
 
 
 def _start(
-    target: LM, layers: int, inner: int, running_sum: bool, target_params: Params, key: Array
+    ends: Ends, layers: int, inner: int, running_sum: bool, target_params: Params, key: Array
 ) -> Params:
     """New parameters, which begin as the target's own map of the feature and not as noise."""
-    kernel = _heads.output_kernel(target, target_params)
+    kernel = ends.output_kernel(target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
         "block": {str(layer): _heads.zeros(inner, inner) for layer in range(layers)},
