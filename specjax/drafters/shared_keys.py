@@ -17,12 +17,14 @@ from specjax.topology.shapes import Topology
 from specjax.types import LM, Params
 
 
-def stored_size(help: str, size: Callable[[Params], Any], new: int | None = None) -> Any:
-    """A key that is a number which stored parameters show: ``size`` of them.
+def stored_size(
+    help: str, size: Callable[[Params], Any] | None = None, new: int | None = None, fact: str = ""
+) -> Any:
+    """A key that is a number which stored parameters show, as in ``declare.Facts``.
 
     0: as they have it, or ``new`` for new ones (None: the method finds it).
     """
-    return key(0, help, least=0, new=new, size=size)
+    return key(0, help, least=0, new=new, size=size, fact=fact)
 
 
 def stated_switch(help: str, fact: str) -> Any:

@@ -35,7 +35,7 @@ from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _shape
 from specjax.drafters.heads._along_text import Drafts, Texts
 from specjax.drafters.heads._depth_loss import mean
-from specjax.drafters.shared_keys import StoredKeys
+from specjax.drafters.shared_keys import StoredKeys, stored_size
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
 from specjax.models.layers import dtype_of
@@ -59,11 +59,8 @@ _FIELDS |= {"head_dim": "head_dim", "layers": "num_layers", "encoder_layers": "e
 class Keys(StoredKeys):
     """The keys of ``spec_drafter``."""
 
-    block: int = key(
-        0,
-        "masks of a pass, the most tokens of a draft; 0: as in the files, or 7",
-        least=0,
-        fact="block_size",
+    block: int = stored_size(
+        "masks of a pass, the most tokens of a draft; 0: as in the files, or 7", fact="block_size"
     )
     width: int = key(0, "of the network; 0: the target's", least=0)
     inner: int = key(0, "width of its feed-forward; 0: the target's", least=0)

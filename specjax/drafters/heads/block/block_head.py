@@ -122,11 +122,9 @@ class Keys(StackedKeys):
         parse=_shape.taps_of,
         fact="target_layer_ids",
     )
-    block: int = key(
-        0,
+    block: int = stored_size(
         "places of a block, with the pending token's; 0: 8. It drafts block - 1 tokens, with "
         "``anchor`` block.",
-        least=0,
         fact="block_size",
     )
     context: str = key(
@@ -167,10 +165,8 @@ class Keys(StackedKeys):
         fact="pure_draft_prefix_len",
         missing=0,
     )
-    candidates: int = key(
-        0,
+    candidates: int = stored_size(
         "how many tokens of each depth the selector chooses from; 0: 16, or all if there are fewer",
-        least=0,
         fact="selector_top_k",
     )
     expansion: int = key(

@@ -64,12 +64,10 @@ def _tied(params: Params) -> bool:
 class Keys(HeadKeys):
     """The keys of ``mlp_speculator``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "the number n of stages, the most tokens of a draft",
-        least=0,
+        lambda params: None if _tied(params) else len(params["emb"]),
         new=HEADS,
-        size=lambda params: None if _tied(params) else len(params["emb"]),
         fact="n_predict",
     )
     inner: int = stored_size(
