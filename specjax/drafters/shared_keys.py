@@ -199,6 +199,11 @@ class DatastoreKeys(LimitedKeys):
     )
 
 
+def model_params(which: str) -> Any:
+    """The key ``params`` beside a key ``model``, which is the ``which`` ("draft") model."""
+    return key(None, f"the {which} model's parameters when ``model`` is an ``LM``", python=True)
+
+
 class ModelKeys(declare.Keys):
     """A small language model that drafts."""
 
@@ -210,9 +215,7 @@ class ModelKeys(declare.Keys):
         "whether other drafters may propose in some rounds; ``escalate`` sets it",
         python=True,
     )
-    params: Params = key(
-        None, "the draft model's parameters when ``model`` is an ``LM``", python=True
-    )
+    params: Params = model_params("draft")
 
 
 class DraftKeys(ModelKeys, TreeKeys):
