@@ -151,14 +151,11 @@ def sized(
 
     Also i32[B,N], which node is now at each place, and the controller's state.
     """
-    assert controller.size is not None and draft.parents is not None
+    assert controller.size is not None
     order, count, state = controller.size(state, draft, log_prob)
-    nodes = draft.tokens, draft.valid, draft.parents
-    tokens, valid, above = (jnp.take_along_axis(x, order, 1) for x in nodes)
-    place = jnp.argsort(order, 1).astype(jnp.int32)
-    parents = jnp.where(above < 0, -1, jnp.take_along_axis(place, jnp.maximum(above, 0), 1))
-    valid &= jnp.arange(order.shape[1]) < count[:, None]
-    return draft.replace(tokens=tokens, valid=valid, parents=parents), order, state
+    draft = tree.reordered(draft, order)
+    valid = draft.valid & (jnp.arange(order.shape[1]) < count[:, None])
+    return draft.replace(valid=valid), order, state
 
 
 # What a round drafted and accepted, in levels, and what else controllers share.

@@ -23,8 +23,10 @@ from specjax.sampling import Sampling
 from specjax.topology.shapes import Topology
 from specjax.types import CHAIN, Array, Batch, Context, ModelParams
 
-# (params, batch, depth) -> for each depth labels, the drafter's logits and the target's.
-Along = Callable[[ModelParams, Batch, int], Iterator[tuple[Array, Array, Array]]]
+Texts = Iterator[tuple[Array, Array, Array]]
+# (params, batch, depth) -> for each depth the labels i32[B,T], and the logits of the drafter and of
+# the target f[B,T,V].
+Along = Callable[[ModelParams, Batch, int], Texts]
 # (params, batch) -> the drafter's logits f[B,T,V] after each token but the last; the target's too.
 Logits = Callable[[ModelParams, Batch], Array]
 Both = Callable[[ModelParams, Batch], tuple[Array, Array]]

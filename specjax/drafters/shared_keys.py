@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any, Self
 
 from specjax import declare
@@ -11,8 +12,30 @@ from specjax.checks import ngrams
 from specjax.control import Controller
 from specjax.data.datastore import Store
 from specjax.declare import key
+from specjax.errors import UserError
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Params
+
+
+def stored_size(
+    help: str, size: Callable[[Params], Any] | None = None, new: int | None = None, fact: str = ""
+) -> Any:
+    """A key that is a number which stored parameters show, as in ``declare.Facts``.
+
+    0: as they have it, or ``new`` for new ones (None: the method finds it).
+    """
+    return key(0, help, least=0, new=new, size=size, fact=fact)
+
+
+def stated_switch(help: str, fact: str) -> Any:
+    """A key that is a boolean which config.json has under ``fact``; False where it is missing."""
+    return key(False, help, fact=fact, missing=False)
+
+
+def check_mask(mask_id: int | None, model: LM, what: str = "target") -> None:
+    """Raises UserError for a key ``mask_id`` that is no token of the model, the ``what``."""
+    if mask_id is not None and not 0 <= mask_id < model.vocab_size:
+        raise UserError(f"mask_id is {mask_id}; the {what}'s tokens are 0..{model.vocab_size - 1}")
 
 
 class TreeKeys(declare.Keys):
@@ -176,6 +199,11 @@ class DatastoreKeys(LimitedKeys):
     )
 
 
+def model_params(which: str) -> Any:
+    """The key ``params`` beside a key ``model``, which is the ``which`` ("draft") model."""
+    return key(None, f"the {which} model's parameters when ``model`` is an ``LM``", python=True)
+
+
 class ModelKeys(declare.Keys):
     """A small language model that drafts."""
 
@@ -187,9 +215,7 @@ class ModelKeys(declare.Keys):
         "whether other drafters may propose in some rounds; ``escalate`` sets it",
         python=True,
     )
-    params: Params = key(
-        None, "the draft model's parameters when ``model`` is an ``LM``", python=True
-    )
+    params: Params = model_params("draft")
 
 
 class DraftKeys(ModelKeys, TreeKeys):

@@ -209,5 +209,4 @@ def paths(parents: Array, valid: Array, beams: int, nodes: int) -> tuple[Array, 
     chosen = jnp.argsort(~kept, axis=-1, stable=True)[:, :nodes].astype(jnp.int32)
     place = jnp.cumsum(kept, -1) - 1
     above = jnp.take_along_axis(jnp.where(kept, parents, -1), chosen, 1)
-    parent = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
-    return chosen, jnp.where(above < 0, -1, parent).astype(jnp.int32), kept
+    return chosen, tree.of_parents(place, above).astype(jnp.int32), kept

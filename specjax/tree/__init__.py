@@ -187,6 +187,23 @@ def path_to(node: Array, parents: Array, depth: int) -> Array:
     return jnp.where(here, jnp.arange(parents.shape[1]), -1).max(-1).astype(jnp.int32)
 
 
+def of_parents(numbers: Array, parents: Array) -> Array:
+    """i32[B,N]: the number of each node's parent, of ``numbers`` i32[B,N]; -1: the root."""
+    above = jnp.take_along_axis(numbers, jnp.maximum(parents, 0), 1)
+    return jnp.where(parents < 0, -1, above)
+
+
+def reordered(draft: Draft, order: Array) -> Draft:
+    """The draft of a tree with node ``order[:, i]`` at place i; ``order`` i32[B,N]."""
+    assert draft.parents is not None
+    nodes = draft.tokens, draft.valid, draft.parents
+    tokens, valid, above = (jnp.take_along_axis(x, order, 1) for x in nodes)
+    place = jnp.argsort(order, 1).astype(jnp.int32)
+    probs = jax.tree.map(lambda x: jnp.take_along_axis(x, order[..., None], 1), draft.probs)
+    parents = of_parents(place, above)
+    return draft.replace(tokens=tokens, valid=valid, parents=parents, probs=probs)
+
+
 def nodes_at(prefix: Array, count: Array, tokens: Array, exist: Array, parents: Array) -> Array:
     """bool[B,N+1]: the nodes whose path has the tokens ``prefix[:, :count]``; column 0 is the root.
 

@@ -43,7 +43,7 @@ def unique(draft: Draft) -> Unique:
     kept = existing & (first == jnp.arange(first.shape[1]))
     order = jnp.argsort(~kept, axis=1, stable=True)
     place = jnp.take_along_axis(jnp.argsort(order, axis=1), first, 1).astype(jnp.int32)
-    parents = _of_parents(place, draft.parents)
+    parents = tree.of_parents(place, draft.parents)
 
     def ordered(array: Array) -> Array:
         return jnp.take_along_axis(array, order, 1)
@@ -67,13 +67,7 @@ def first_with_path(draft: Draft, parents: Array, existing: Array) -> Array:
     first = itself
     # The nodes of one more level are right after each step.
     for _ in range(draft.longest):
-        above = _of_parents(first, parents)
+        above = tree.of_parents(first, parents)
         equal = alike & (above[:, :, None] == above[:, None])
         first = jnp.where(existing, jnp.argmax(equal, -1), itself)
     return first
-
-
-def _of_parents(numbers: Array, parents: Array) -> Array:
-    """i32[B,N]: the number of each node's parent; -1 for the pending token."""
-    above = jnp.take_along_axis(numbers, jnp.maximum(parents, 0), 1)
-    return jnp.where(parents < 0, -1, above)

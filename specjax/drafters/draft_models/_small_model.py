@@ -8,6 +8,7 @@ the draft grows; ``commit`` appends the accepted nodes that were fed.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from specjax import decode
 from specjax.bound import Bound
 from specjax.drafters import _foresee, growth
-from specjax.drafters.growth import Begun, Drafted, Nodes, Plan, Stepper
+from specjax.drafters.growth import Begun, Drafted, Plan, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.pairs import check_vocabulary, in_size
 from specjax.drafters.shared_keys import DraftKeys
@@ -32,6 +33,8 @@ from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Outpu
 BEHIND = 2
 # How many tokens are fed at once to a cache that lacks more than that.
 CATCH_UP = 16
+# (``ModelParams``) -> the draft model's parameters.
+_OWN = operator.attrgetter("draft")
 
 
 def load(
@@ -127,7 +130,7 @@ def build(
     lazy = gaps or (plan.controller is not None and plan.controller.limit is not None)
     along = Bound(probs, model) if stepper is None else None
     if stepper is None:
-        read, step = Bound(_read, model, behind), Bound(_step, model)
+        read, step = Bound(_read, model, behind), Bound(growth.step_of_model, model, _OWN)
         stepper = Stepper(read, step, commit=Bound(commit, model), commits_block=True)
     if lazy:
         stepper = stepper._replace(begin=Bound(_begin, model, behind, stepper.begin))
@@ -208,13 +211,6 @@ def _feed(
     out, own = model.apply(params, block, cache)
     last = jnp.maximum(missing - 1, 0)[:, None, None]
     return jnp.take_along_axis(out.logits, last, axis=1)[:, 0], model.commit(cache, own, missing)
-
-
-def _step(
-    model: LM, params: ModelParams, cache: Any, nodes: Nodes, block: Any
-) -> tuple[Array, Any]:
-    """``Stepper.step``: the memory of a node is its part of the model's block."""
-    return growth.logits_and_block(model, params.draft, nodes.tokens, cache, nodes.layout, block)
 
 
 def commit(model: LM, params: ModelParams, cache: Any, drafted: Drafted, *_: Any) -> Any:

@@ -29,7 +29,7 @@ from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _masked_text
 from specjax.drafters.heads._masked_text import Read, Reader
 from specjax.drafters.objectives import Distilled
-from specjax.drafters.shared_keys import DraftKeys
+from specjax.drafters.shared_keys import DraftKeys, check_mask
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.topology import shapes
@@ -82,10 +82,7 @@ def make(target: LM, keys: Keys) -> Drafter:
     trained, mask_id = files.get(TOKENS), _mask(files, keys.mask_id)
     model, params = _small_model.read(keys.model, keys.params)
     # The mask is read by the draft model alone, whose embeddings may be padded otherwise.
-    if mask_id >= model.vocab_size:
-        raise UserError(
-            f"mask_id is {mask_id}; the draft model's tokens are 0..{model.vocab_size - 1}"
-        )
+    check_mask(mask_id, model, "draft model")
     model, params = _small_model.load(target, model, params)
     chain = shapes.chain(trained or GAMMA)
     method = Method(NAME, chain, "iid", target.vocab_size, trained, True)

@@ -25,23 +25,23 @@ from flax.traverse_util import flatten_dict
 from specjax import declare, sampling
 from specjax.bound import Bound
 from specjax.declare import key
-from specjax.drafters import _foresee, files, growth
+from specjax.drafters import files, growth
 from specjax.drafters.draft_models import _spec_network as network
 from specjax.drafters.draft_models._spec_network import Net, Shape, Source
 from specjax.drafters.files import Given
 from specjax.drafters.files.codec import Codec, Rule, Rules
 from specjax.drafters.growth import Begun, Stepper
 from specjax.drafters.growth.plans import Method
-from specjax.drafters.heads import _depth_loss, _shape
+from specjax.drafters.heads import _along_text, _depth_loss, _shape
 from specjax.drafters.heads._along_text import Drafts, Texts
 from specjax.drafters.heads._depth_loss import mean
-from specjax.drafters.shared_keys import StoredKeys
+from specjax.drafters.shared_keys import StoredKeys, stored_size
 from specjax.errors import UserError
 from specjax.models import lm, t5_config
 from specjax.models.layers import dtype_of
 from specjax.models.t5_config import T5Config
 from specjax.topology import shapes
-from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params, Training
+from specjax.types import LM, Array, Batch, Context, Drafter, ModelParams, Params
 
 REFERENCE = "xia2023speculative"
 
@@ -59,11 +59,8 @@ _FIELDS |= {"head_dim": "head_dim", "layers": "num_layers", "encoder_layers": "e
 class Keys(StoredKeys):
     """The keys of ``spec_drafter``."""
 
-    block: int = key(
-        0,
-        "masks of a pass, the most tokens of a draft; 0: as in the files, or 7",
-        least=0,
-        fact="block_size",
+    block: int = stored_size(
+        "masks of a pass, the most tokens of a draft; 0: as in the files, or 7", fact="block_size"
     )
     width: int = key(0, "of the network; 0: the target's", least=0)
     inner: int = key(0, "width of its feed-forward; 0: the target's", least=0)
@@ -112,12 +109,9 @@ def make(target: LM, keys: Keys) -> Drafter:
     )
     stored = t5_config.write(dataclasses.replace(shape.config, eos_token_id=()))
     stored = {x: y for x, y in stored.items() if x not in ("architectures", "model_type")}
-    training = Training(
-        loss=Bound(loss, net),
-        start=Bound(network.start, net),
-        **_foresee.forecasts(Bound(along, net, target), plan, before=0),
-        facts=(*stored.items(), ("block_size", shape.block)),
-    )
+    start, texts = Bound(network.start, net), Bound(along, net, target)
+    facts = (*stored.items(), *files.facts(Keys, shape))
+    training = _along_text.training(Bound(loss, net), start, texts, plan, facts, before=0)
     own = given.init_params(NAME)
     drafter = growth.build(NAME, stepper, plan, own, training=training, gaps=True)
     # A pass reads the output so far.
@@ -314,16 +308,9 @@ def along(net: Net, target: LM, params: ModelParams, batch: Batch, depth: int) -
 
 def _check(net: Net, batch: Batch) -> None:
     """Raises UserError for a batch that has no blocks."""
-    if batch.depths is not None:
-        raise UserError(
-            "spec_drafter learns whole blocks, not the depths of single tokens; give "
-            "online.positions='emitted'"
-        )
-    if batch.tokens.shape[1] < net.shape.block + 1:
-        raise UserError(
-            f"a block has {net.shape.block} tokens; raise train.length to {net.shape.block} or "
-            "more, or lower drafter.block"
-        )
+    block, instead = net.shape.block, ", or lower drafter.block"
+    _along_text.check_whole(NAME, batch)
+    _along_text.check_length(batch, block, f"a block has {block} tokens", instead)
 
 
 def _rules() -> Rules:

@@ -254,14 +254,7 @@ def shuffled(keys: RowKeys, draft: Draft, levels: Sequence[Sequence[int]]) -> tu
         places = keys.draw_distinct(DRAFT, weights, len(level), depth)[0]
         parts.append(jnp.asarray(np.array(level), jnp.int32)[places])
     order = jnp.concatenate(parts, 1)
-    assert draft.parents is not None
-    above = jnp.take_along_axis(draft.parents, order, 1)
-    place = jnp.argsort(order, 1).astype(jnp.int32)
-    parents = jnp.take_along_axis(place, jnp.maximum(above, 0), 1)
-    probs = jax.tree.map(lambda x: jnp.take_along_axis(x, order[..., None], 1), draft.probs)
-    tokens, valid = (jnp.take_along_axis(x, order, 1) for x in (draft.tokens, draft.valid))
-    parents = jnp.where(above < 0, -1, parents)
-    return draft.replace(tokens=tokens, valid=valid, parents=parents, probs=probs), order
+    return tree_lib.reordered(draft, order), order
 
 
 def restored(values: Array, order: Array) -> Array:

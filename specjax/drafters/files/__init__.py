@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from specjax import declare
 from specjax.bound import Bound
@@ -23,6 +24,12 @@ class Ends(NamedTuple):
     width: int
     embed: Callable[[Params, jax.Array], jax.Array]
     unembed: Callable[[Params, jax.Array], jax.Array]
+
+    def output_kernel(self, target_params: Params) -> jax.Array:
+        """The LM head as a matrix f32[E,V], bit for bit if its parameters are float32."""
+        # By default accelerators multiply float32 in fewer bits.
+        with jax.default_matmul_precision("highest"):
+            return self.unembed(target_params, jnp.eye(self.width))
 
 
 def ends(name: str, target: LM) -> Ends:

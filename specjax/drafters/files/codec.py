@@ -374,14 +374,6 @@ class Codec:
                 )
 
 
-def flag(where: object, config: Mapping[str, Any], name: str) -> bool:
-    """A boolean of config.json, False if missing. Raises UserError for any other value."""
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise UserError(f"{where}: {name} is {value!r}; it must be true or false")
-    return value
-
-
 _PACKAGE = "specjax.drafters"
 
 

@@ -30,4 +30,5 @@ from specjax.drafters.growth.stepper import (
     next_layout,
     room,
     step_at_depth,
+    step_of_model,
 )

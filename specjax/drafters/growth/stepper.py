@@ -114,6 +114,14 @@ def logits_and_block(model: LM, *args: Any) -> tuple[Array, Any]:
     return out.logits, block
 
 
+def step_of_model(
+    model: LM, own: Callable[..., Any], params: ModelParams, cache: Any, nodes: Nodes, block: Any
+) -> tuple[Array, Any]:
+    """``Stepper.step`` of a model that reads ``cache``; ``own(params)`` are its parameters."""
+    given = nodes.tokens, cache, nodes.layout, block
+    return logits_and_block(model, own(params), *given)
+
+
 def step_at_depth(params: ModelParams, logits: Array, nodes: Nodes, *_: Any) -> tuple[Array, Array]:
     """``Stepper.step`` where the logits f[B,K,V] of all depths were computed before the draft."""
     return logits[:, nodes.depth][:, None], nodes.tokens

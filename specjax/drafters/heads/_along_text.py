@@ -8,7 +8,7 @@ Drafters that read tokens predict one token ahead of a place (``Drafts.ahead`` 1
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +17,14 @@ import numpy as np
 
 from specjax import tree
 from specjax.drafters import _foresee
+from specjax.drafters._foresee import Along, Texts
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads._vocabulary import spread
+from specjax.errors import UserError
 from specjax.models import lm
 from specjax.tree import Layout
-from specjax.types import LM, Array, Batch, ModelParams, Output, Params, Training
+from specjax.types import LM, Array, Batch, Output, Params, Training
 
-Texts = Iterator[tuple[Array, Array, Array]]
-# (params, batch, depth) -> for each depth the labels i32[B,T], and the logits of the drafter and of
-# the target f[B,T,V].
-Along = Callable[[ModelParams, Batch, int], Texts]
 # Places at which drafts are computed at once, in training and in a piece of a forecast.
 PLACES = 32
 
@@ -205,6 +203,24 @@ def of_output(target: LM | None, batch: Batch) -> Batch:
         return batch
     start = jnp.argmax(batch.tokens == target.encoder.start, -1)
     return batch.replace(output=start.astype(jnp.int32))
+
+
+def check_length(batch: Batch, least: int, why: str, instead: str = "") -> None:
+    """Raises UserError for texts of fewer than ``least`` tokens without their first one.
+
+    The message begins with ``why``; ``instead`` is what else than a longer text would be right.
+    """
+    if batch.tokens.shape[1] <= least:
+        raise UserError(f"{why}; raise train.length to {least} or more{instead}")
+
+
+def check_whole(name: str, batch: Batch) -> None:
+    """Raises UserError for labels of single depths, which the drafter ``name`` cannot learn."""
+    if batch.depths is not None:
+        raise UserError(
+            f"{name} learns whole blocks, not the depths of single tokens; give "
+            "online.positions='emitted'"
+        )
 
 
 def label(batch: Batch, by: Any, depth: Any = None) -> tuple[Array, Array]:

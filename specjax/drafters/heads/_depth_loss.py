@@ -29,17 +29,17 @@ Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
 More = Callable[..., tuple[Array, Metrics]]
 
 
+def divergence_key(needs: str, help: str = "one of ``divergences.DIVERGENCES``") -> Any:
+    """The key ``divergence`` of a loss; without the weight ``needs`` it has no effect."""
+    return key("forward_kl", help, choices=tuple(DIVERGENCES), needs=needs)
+
+
 class LossKeys(declare.Keys, owner="loss."):
     """The keys of a loss that compares draft tokens with the text and with the target."""
 
     ce: float = key(1.0, "weight of the cross-entropy with the text", least=0)
     teacher: float = key(0.0, "weight of the divergence from the target", least=0)
-    divergence: str = key(
-        "forward_kl",
-        "one of ``divergences.DIVERGENCES``",
-        choices=tuple(DIVERGENCES),
-        needs="teacher",
-    )
+    divergence: str = divergence_key("teacher")
 
     def check(self) -> None:
         """Raises UserError for weights without effect."""

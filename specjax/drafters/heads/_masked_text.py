@@ -18,7 +18,6 @@ from specjax.declare import key
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
 from specjax.drafters.heads._depth_loss import DepthKeys
-from specjax.errors import UserError
 from specjax.tree import Layout
 from specjax.types import LM, Array, Batch, ModelParams, Params
 
@@ -80,12 +79,8 @@ def loss(
     Raises:
         UserError: weights or shares out of range, a text that is too short.
     """
-    least = depth + reader.ahead
-    if batch.tokens.shape[1] < least:
-        raise UserError(
-            f"the last token of a draft is beyond the text; raise train.length to {least - 1} or "
-            "more"
-        )
+    beyond = "the last token of a draft is beyond the text"
+    _along_text.check_length(batch, depth + reader.ahead - 1, beyond)
     pair, batch = ModelParams(target_params, params), _along_text.of_output(reader.target, batch)
     read = reader.text(pair, batch)
     shares = [max(keys.keep**d, keys.floor) for d in range(1, depth)]

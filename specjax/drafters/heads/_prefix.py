@@ -17,6 +17,7 @@ from flax import nnx
 from specjax import cache as kv
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
+from specjax.drafters.files.decoder_layers import EPS, THETA
 from specjax.errors import UserError
 from specjax.models.attention import past, rope_angle
 from specjax.models.attention import stored as stored_at
@@ -27,8 +28,6 @@ from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import LM, Array, ModelParams, Params
 
-# Defaults of transformers' Llama for what config.json leaves out.
-THETA, EPS = 10000.0, 1e-6
 # Largest width of an attention head of a new layer.
 WIDEST = 64
 # Features of a prompt that are fed at once, as in the target's own prefill.
@@ -95,28 +94,27 @@ def stored(params: Params, config: dict[str, Any], head_dim: int = 0) -> Transfo
     """
     if not {"norm", "attention", "mlp"} <= params.keys() or "gate" not in params["mlp"]:
         raise UserError(_NOT_LLAMA)
-    width = params["norm"]["scale"].shape[0]
-    queries, keys = (params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
-    head_dim = stored_head_dim(config, head_dim, queries, keys, "the prefix layer")
-    inner = params["mlp"]["up"]["kernel"].shape[1]
+    attention, up = params["attention"], params["mlp"]["up"]
+    width, inner = params["norm"]["scale"].shape[0], up["kernel"].shape[1]
     result = dataclasses.replace(
-        layer(width, head_dim, queries // head_dim, keys // head_dim, inner),
-        rope_theta=value_of(config, "rope_theta", float, THETA),
-        norm_eps=value_of(config, "rms_norm_eps", float, EPS),
-        attention_bias="bias" in params["attention"]["q"],
-        mlp_bias="bias" in params["mlp"]["up"],
+        stored_layer("the prefix layer", attention, config, head_dim, width, inner),
+        attention_bias="bias" in attention["q"],
+        mlp_bias="bias" in up,
     )
     if jax.tree.map(jnp.shape, MODULE.leaves(result)) != jax.tree.map(jnp.shape, params):
         raise UserError(_NOT_LLAMA)
     return result
 
 
-def stored_head_dim(config: dict[str, Any], asked: int, queries: int, keys: int, owner: str) -> int:
-    """The width of an attention head of a stored layer of ``owner``.
+def stored_layer(
+    owner: str, attention: Params, config: dict[str, Any], asked: int, width: int, inner: int
+) -> TransformerConfig:
+    """The shape of a stored layer of ``owner``, without biases.
 
-    ``queries`` and ``keys`` are the widths of all heads. It is in config.json, or it is ``asked``
-    (0: not given). Raises UserError.
+    The widths of all queries and all keys are those of ``attention``. The width of one head is in
+    config.json, or it is ``asked`` (0: not given). Raises UserError.
     """
+    queries, keys = (attention[name]["kernel"].shape[1] for name in ("q", "k"))
     head_dim = asked
     if config.get("head_dim") or config.get("num_attention_heads"):
         default = queries // value_of(config, "num_attention_heads", int, 1)
@@ -132,7 +130,11 @@ def stored_head_dim(config: dict[str, Any], asked: int, queries: int, keys: int,
             f"head_dim is {head_dim}, and {owner} has queries of {queries} and keys of "
             f"{keys} in total; both must be multiples of head_dim, and queries of keys"
         )
-    return head_dim
+    return dataclasses.replace(
+        layer(width, head_dim, queries // head_dim, keys // head_dim, inner),
+        rope_theta=value_of(config, "rope_theta", float, THETA),
+        norm_eps=value_of(config, "rms_norm_eps", float, EPS),
+    )
 
 
 def default_head_dim(width: int, target: LM) -> int:

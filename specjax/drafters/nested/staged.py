@@ -23,6 +23,7 @@ from specjax.drafters.growth.siblings import without_replacement
 from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._stages import Stages
 from specjax.drafters.nested._system import System
+from specjax.drafters.shared_keys import model_params
 from specjax.rng import DRAFT, RowKeys
 from specjax.topology import shapes
 from specjax.types import (
@@ -73,9 +74,7 @@ class Keys(declare.Keys):
     )
     gamma: int = key(4, "depth of the tree", least=1)
     width: int = key(2, "nodes at each depth; 1: a chain", least=1)
-    params: Params = key(
-        None, "the small model's parameters when ``model`` is an ``LM``", python=True
-    )
+    params: Params = model_params("small")
 
     def check(self) -> None:
         if self.drafters is not None:

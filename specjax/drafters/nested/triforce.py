@@ -26,6 +26,7 @@ from specjax.drafters.nested import _row, _stages, _system
 from specjax.drafters.nested._row import Row
 from specjax.drafters.nested._system import System
 from specjax.drafters.self_speculation import magicdec
+from specjax.drafters.shared_keys import model_params
 from specjax.prompt import check_window
 from specjax.types import LM, Drafter, Params
 
@@ -56,9 +57,7 @@ class Keys(declare.Keys):
     sinks: int = key(
         16, "the first tokens of the text that are always in it, of ``model_budget``", least=0
     )
-    params: Params = key(
-        None, "the small model's parameters when ``model`` is an ``LM``", python=True
-    )
+    params: Params = model_params("small")
 
 
 @declare.method(Keys)

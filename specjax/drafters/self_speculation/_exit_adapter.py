@@ -27,7 +27,6 @@ from specjax.cache import KVBlock, KVCache
 from specjax.drafters import growth
 from specjax.drafters.files import Ends
 from specjax.drafters.heads import _prefix
-from specjax.drafters.heads.multi._heads import output_kernel
 from specjax.drafters.self_speculation._own_cache import Inner
 from specjax.models.attention import Attention, past, rope_angle, stored
 from specjax.models.layers import Linear, Module, Norm, dtype_of, in_float32, linear_options
@@ -171,7 +170,7 @@ def start(adapter: Adapter, target: LM, target_params: Params, key: Array) -> Pa
         norm = Bound(target.inside.last_norm, target_params)
         params["norm"]["scale"] = _scale_of(norm, shape.config, norm_key)
     if shape.vocab is not None:
-        kernel = output_kernel(target, target_params)
+        kernel = adapter.ends.output_kernel(target_params)
         params["head"]["kernel"] = kernel.astype(params["head"]["kernel"].dtype)
     return params
 

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from specjax.bound import Bound
 from specjax.drafters import growth
-from specjax.drafters.growth import Begun, Nodes, Plan, State, Stepper
+from specjax.drafters.growth import Begun, Plan, State, Stepper
 from specjax.errors import UserError
 from specjax.models import overlay
 from specjax.prompt import check_window
 from specjax.types import (
     LM,
-    Array,
     Context,
     Drafter,
     LowerLayers,
@@ -66,7 +65,7 @@ def build(
     """
     stepper = Stepper(
         begin=Bound(_begin, name, inner),
-        step=Bound(_step, inner),
+        step=Bound(growth.step_of_model, inner.model, inner.params),
         init=inner.init,
         commit=inner.commit,
         looped=True,
@@ -93,11 +92,3 @@ def _begin(name: str, inner: Inner, params: ModelParams, context: Context, kept:
     cache, kept = inner.view(params, context, kept)
     out, own = inner.model.apply(inner.params(params), context.pending[:, None], cache)
     return Begun(out.logits[:, 0], kept, own, reads=cache)
-
-
-def _step(
-    inner: Inner, params: ModelParams, cache: Any, nodes: Nodes, block: Any
-) -> tuple[Array, Any]:
-    """``Stepper.step``: the memory of a node is its part of the model's block."""
-    given = inner.params(params), nodes.tokens, cache, nodes.layout, block
-    return growth.logits_and_block(inner.model, *given)

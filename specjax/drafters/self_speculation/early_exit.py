@@ -120,15 +120,13 @@ def _config(target: LM, asked: Any, given: Given, kind: str) -> TransformerConfi
     new = _prefix.new(target.width or 2, target, asked.head_dim)
     if kind == NONE or given.params is None:
         return new
-    eps = value_of(given.config, "rms_norm_eps", float, _prefix.EPS)
     if kind != LAYER:
+        eps = value_of(given.config, "rms_norm_eps", float, decoder_layers.EPS)
         return dataclasses.replace(new, norm_eps=eps)
-    queries, keys = (given.params["attention"][name]["kernel"].shape[1] for name in ("q", "k"))
-    stored = given.config or {"head_dim": new.head_dim}
-    dim = _prefix.stored_head_dim(stored, asked.head_dim, queries, keys, "the adapter")
-    theta = value_of(given.config, "rope_theta", float, _prefix.THETA)
-    layer = _prefix.layer(new.hidden_size, dim, queries // dim, keys // dim, 0)
-    return dataclasses.replace(layer, norm_eps=eps, rope_theta=theta)
+    stored, attention = given.config or {"head_dim": new.head_dim}, given.params["attention"]
+    return _prefix.stored_layer(
+        "the adapter", attention, stored, asked.head_dim, new.hidden_size, inner=0
+    )
 
 
 REFERENCE = ("elhoushi2024layerskip", "liu2024kangaroo")

@@ -41,7 +41,7 @@ from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import PLACES, Drafts, Texts
 from specjax.drafters.heads._depth_loss import DepthKeys
 from specjax.drafters.self_speculation import _own_cache
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.rng import RowKeys
 from specjax.topology import shapes
@@ -68,12 +68,10 @@ HEADS = 4
 class Keys(HeadKeys):
     """The keys of ``pass``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "look-ahead embeddings, the most tokens of a draft",
-        least=0,
+        lambda params: len(params["look_ahead"]),
         new=HEADS,
-        size=lambda params: len(params["look_ahead"]),
     )
     calls: int = key(
         2,
@@ -298,10 +296,7 @@ def loss(
     Raises:
         UserError: weights out of range, a batch of fewer than 3 tokens.
     """
-    if batch.tokens.shape[1] < 3:
-        raise UserError(
-            "look-ahead embeddings predict two tokens ahead; raise train.length to 2 or more"
-        )
+    _along_text.check_length(batch, 2, "look-ahead embeddings predict two tokens ahead")
     chosen = _along_text.random_places(key, batch, 2, setup.rows, keys.places)
     drafts = _drafts(setup, ModelParams(target_params, params), batch, chosen)
     drafts = drafts._replace(places=(chosen,) * setup.rows)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from head_cases import silu
-from internals import heads_heads as _heads
 from marks import by_default
 
 from specjax import accept, drafters, testing
+from specjax.drafters import files
 from specjax.drafters.files import head_files
 from specjax.drafters.heads.multi import medusa
 from specjax.errors import UserError
@@ -211,13 +211,14 @@ def test_the_copied_head_is_exact(tied):
     """By default accelerators multiply float32 in fewer bits."""
     config = dataclasses.replace(tiny_config(layers=1, width=16), tie_embeddings=tied)
     model, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
-    program = jax.make_jaxpr(lambda params: _heads.output_kernel(model, params))(params)
+    ends = files.ends("a head", model)
+    program = jax.make_jaxpr(lambda params: ends.output_kernel(params))(params)
     products = [each for each in _equations(program.jaxpr) if each.primitive.name == "dot_general"]
     assert products and all(
         jax.lax.Precision.HIGHEST in each.params["precision"] for each in products
     )
     kernel = params["embed"]["embedding"].T if tied else params["head"]["kernel"]
-    np.testing.assert_array_equal(_heads.output_kernel(model, params), kernel)
+    np.testing.assert_array_equal(ends.output_kernel(params), kernel)
 
 
 def _equations(jaxpr):

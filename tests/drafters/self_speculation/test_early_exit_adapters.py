@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 from exit_cases import largest_error, outputs, tiny, with_inner
-from internals import heads_heads as _heads
 from marks import by_default
 
 from specjax import divergences, drafters, testing
+from specjax.drafters import files
 from specjax.errors import UserError
 from specjax.models import lm
 from specjax.testing import drafter_checks, forecast_checks, state_checks
@@ -83,7 +83,7 @@ def attention(own, x, dim):
 @functools.cache
 def head_kernel():
     target, params = tiny()
-    return np.asarray(_heads.output_kernel(target, params), np.float64)
+    return np.asarray(files.ends("a head", target).output_kernel(params), np.float64)
 
 
 def expected_probs(label, pair, text):

@@ -31,6 +31,7 @@ from flax.traverse_util import unflatten_dict
 
 from specjax.drafters.files import decoder_layers, draft_vocabulary
 from specjax.drafters.files.codec import (
+    ENGINES,
     OWN,
     Codec,
     Config,
@@ -164,12 +165,7 @@ class BlockFiles(Codec):
     """Four layouts with the same tensors."""
 
     layouts = ("dflash", "specforge", "deepspec", "speculators")
-    engines: ClassVar = {
-        **dict.fromkeys(
-            ("vllm", "sglang", "tpu-inference", "sglang-jax", "llama.cpp"), "specforge"
-        ),
-        "speculators": "speculators",
-    }
+    engines: ClassVar = dict.fromkeys(ENGINES, "specforge") | {"speculators": "speculators"}
     tables: ClassVar = {"": _rules()}
     maps = draft_vocabulary.TENSORS
     open: ClassVar = {

@@ -58,7 +58,7 @@ from specjax.drafters.heads.block._files import BlockFiles
 from specjax.drafters.heads.block._network import Net
 from specjax.drafters.heads.eagle._network import layer_facts
 from specjax.drafters.heads.eagle._network import logits as logits_of
-from specjax.drafters.shared_keys import StackedKeys
+from specjax.drafters.shared_keys import StackedKeys, check_mask, stated_switch, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import dtype_of
 from specjax.models.transformer_config import TransformerConfig
@@ -122,11 +122,9 @@ class Keys(StackedKeys):
         parse=_shape.taps_of,
         fact="target_layer_ids",
     )
-    block: int = key(
-        0,
+    block: int = stored_size(
         "places of a block, with the pending token's; 0: 8. It drafts block - 1 tokens, with "
         "``anchor`` block.",
-        least=0,
         fact="block_size",
     )
     context: str = key(
@@ -135,17 +133,11 @@ class Keys(StackedKeys):
         choices=("", *CONTEXTS),
         size=lambda params: "mixed" if "mix" in params else "shared",
     )
-    causal: bool = key(
-        False,
-        "whether a place attends only to the places before it",
-        fact="causal_head",
-        missing=False,
+    causal: bool = stated_switch(
+        "whether a place attends only to the places before it", "causal_head"
     )
-    causal_sliding: bool = key(
-        False,
-        "whether that holds in the layers with a ``window`` alone",
-        fact="causal_sliding",
-        missing=False,
+    causal_sliding: bool = stated_switch(
+        "whether that holds in the layers with a ``window`` alone", "causal_sliding"
     )
     anchor: bool | None = key(
         None,
@@ -163,11 +155,8 @@ class Keys(StackedKeys):
         size=_correction_of,
     )
     rank: int = key(0, "of the correction; 0: 256", least=0, size=_rank_of)
-    state: int = key(
-        0,
-        "the width of the GRU; 0: the target's width",
-        least=0,
-        size=lambda params: params["gru"]["u"].shape[0],
+    state: int = stored_size(
+        "the width of the GRU; 0: the target's width", lambda params: params["gru"]["u"].shape[0]
     )
     plain: int | None = key(
         None,
@@ -176,10 +165,8 @@ class Keys(StackedKeys):
         fact="pure_draft_prefix_len",
         missing=0,
     )
-    candidates: int = key(
-        0,
+    candidates: int = stored_size(
         "how many tokens of each depth the selector chooses from; 0: 16, or all if there are fewer",
-        least=0,
         fact="selector_top_k",
     )
     expansion: int = key(
@@ -393,10 +380,7 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
     width, group = shape.config.hidden_size, shape.conv_group
     if shape.conv and width % group:
         raise UserError(f"conv_group is {group}; it must divide the width, {width}")
-    if shape.mask_id is not None and not 0 <= shape.mask_id < target.vocab_size:
-        raise UserError(
-            f"mask_id is {shape.mask_id}; the target's tokens are 0..{target.vocab_size - 1}"
-        )
+    check_mask(shape.mask_id, target)
     if given.params is None:
         return
     if shape.mask_id is None and "mask" not in given.params:
@@ -559,8 +543,7 @@ def loss(
         UserError: weights out of range or without effect, a batch of fewer than 3 tokens.
     """
     _check_loss(net.shape, keys)
-    if batch.tokens.shape[1] < 3:
-        raise UserError("blocks predict two tokens ahead; raise train.length to 2 or more")
+    _along_text.check_length(batch, 2, "blocks predict two tokens ahead")
     pair, count = ModelParams(target_params, params), net.shape.positions
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)

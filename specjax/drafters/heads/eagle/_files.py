@@ -33,6 +33,7 @@ import numpy as np
 from specjax.checks import whole
 from specjax.drafters.files import decoder_layers, draft_vocabulary
 from specjax.drafters.files.codec import (
+    ENGINES,
     OWN,
     Codec,
     Config,
@@ -394,9 +395,8 @@ class Eagle3(Eagle):
     """EAGLE-3 and P-EAGLE."""
 
     layouts = ("eagle3", "specforge", "speculators")
-    engines: ClassVar[Mapping[str, str]] = {
+    engines: ClassVar[Mapping[str, str]] = dict.fromkeys(ENGINES, "specforge") | {
         "vllm": "eagle3",
-        **dict.fromkeys(("sglang", "tpu-inference", "sglang-jax", "llama.cpp"), "specforge"),
         "speculators": "speculators",
     }
     tables: ClassVar[Mapping[str, Rules]] = {

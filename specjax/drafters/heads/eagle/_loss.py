@@ -160,12 +160,10 @@ class LossKeys(declare.Keys, owner="loss."):
     feature: float = key(
         1.0, "weight of smooth L1 (beta 1, mean over the width) from the target's feature", least=0
     )
-    divergence: str = key(
-        "forward_kl",
+    divergence: str = _depth_loss.divergence_key(
+        "weight",
         "from the target's distribution, one of ``divergences.DIVERGENCES``; forward KL has the "
         "gradient of the cross-entropy with soft labels",
-        choices=tuple(DIVERGENCES),
-        needs="weight",
     )
     weight: float = key(0.1, "weight of the divergence", least=0)
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)
@@ -297,11 +295,9 @@ def _check(network: Network, target: LM, batch: Batch, keys: LossKeys) -> None:
             f"loss.top_k is {keys.top_k} and the draft vocabulary has {width} tokens; it must "
             f"be at most {width}"
         )
-    if batch.tokens.shape[1] < keys.steps + 2:
-        raise UserError(
-            f"step {keys.steps} of a draft predicts {keys.steps + 1} tokens ahead; raise "
-            f"train.length to {keys.steps + 1} or more, or lower loss.steps"
-        )
+    least = keys.steps + 1
+    why = f"step {keys.steps} of a draft predicts {least} tokens ahead"
+    _along_text.check_length(batch, least, why, ", or lower loss.steps")
 
 
 def _noisy(network: Network, out: Output, noise: float, key: Array) -> Output:

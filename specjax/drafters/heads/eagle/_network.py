@@ -284,8 +284,7 @@ class Network(NamedTuple):
                 table = jax.random.normal(own, (self.embedded, self.width)) / self.width**0.5
             params["embed"] = {"embedding": table.astype(dtype)}
         if self.shape.vocab is not None and same:
-            with jax.default_matmul_precision("highest"):
-                head = self.ends.unembed(target_params, jnp.eye(self.ends.width)).astype(dtype)
+            head = self.ends.output_kernel(target_params).astype(dtype)
             params["head"]["kernel"] = head if self.ids is None else head[:, jnp.asarray(self.ids)]
         return params
 

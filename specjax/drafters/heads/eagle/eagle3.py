@@ -36,7 +36,7 @@ from specjax.drafters.heads._masked_text import Read, Reader
 from specjax.drafters.heads.eagle import _drafter, _loss, _network
 from specjax.drafters.heads.eagle._files import Eagle3
 from specjax.drafters.heads.eagle._network import Network, Shape
-from specjax.drafters.shared_keys import EagleKeys
+from specjax.drafters.shared_keys import EagleKeys, check_mask, stated_switch
 from specjax.errors import UserError
 from specjax.tree import Layout
 from specjax.types import LM, Array, Batch, Drafter, ModelParams, Training
@@ -94,17 +94,11 @@ class Keys(EagleKeys):
     fc_norm: bool = key(
         False, "a norm of each tap before they are joined (EAGLE-3.1)", part="fc_norm"
     )
-    norm_output: bool = key(
-        False,
-        "the next slot reads the output after the last norm (EAGLE-3.1)",
-        fact="norm_output",
-        missing=False,
+    norm_output: bool = stated_switch(
+        "the next slot reads the output after the last norm (EAGLE-3.1)", "norm_output"
     )
-    norm_before_residual: bool = key(
-        False,
-        "the residual of the first layer is the normed feature",
-        fact="norm_before_residual",
-        missing=False,
+    norm_before_residual: bool = stated_switch(
+        "the residual of the first layer is the normed feature", "norm_before_residual"
     )
     parallel: int = key(
         0,
@@ -178,8 +172,7 @@ def _mask_id(target: LM, given: Given, keys: Keys) -> int | None:
         return None
     keys = given.agree(NAME, keys, mask_id=given.config.get("mask_token_id"))
     mask = target.vocab_size - 1 if keys.mask_id is None else keys.mask_id
-    if mask >= target.vocab_size:
-        raise UserError(f"mask_id is {mask}; the target's tokens are 0..{target.vocab_size - 1}")
+    check_mask(mask, target)
     return mask
 
 

@@ -120,12 +120,7 @@ class LossKeys(declare.Keys, owner="loss."):
         most=1,
         needs="weight",
     )
-    divergence: str = key(
-        "forward_kl",
-        "one of ``divergences.DIVERGENCES``",
-        choices=tuple(DIVERGENCES),
-        needs="weight",
-    )
+    divergence: str = _depth_loss.divergence_key("weight")
     glancing: float = key(
         0.4,
         "the rate at the first step; at step e of ``run_steps`` it is glancing * (1 - e / "
@@ -168,11 +163,8 @@ def loss(
     Raises:
         UserError: values out of range, values without effect, a text that is too short.
     """
-    if batch.tokens.shape[1] < 2 * net.shape.block + 1:
-        raise UserError(
-            f"a block of {net.shape.block} tokens is predicted from as many others; raise "
-            f"train.length to {2 * net.shape.block} or more, or lower drafter.block"
-        )
+    why = f"a block of {net.shape.block} tokens is predicted from as many others"
+    _along_text.check_length(batch, 2 * net.shape.block, why, ", or lower drafter.block")
     pair, random = ModelParams(target_params, params), jax.random.split(key, 4)
     batch = _along_text.of_output(target, batch)
     out = _along_text.output(target, target_params, batch)
@@ -208,11 +200,7 @@ class _Labels(NamedTuple):
 
 def _labels(net: Net, out: Output, batch: Batch, blocks: Blocks) -> _Labels:
     """Raises UserError for a batch whose labels belong to single depths of drafts."""
-    if batch.depths is not None:
-        raise UserError(
-            "falcon learns whole blocks, not the depths of single tokens; give "
-            "online.positions='emitted'"
-        )
+    _along_text.check_whole("falcon", batch)
     size = out.hidden.shape[1]
     hidden, logits = (ahead(x, net.shape.block, size) for x in (out.hidden, out.logits))
     counted = _along_text.label(batch.replace(output=None), net.shape.block + 1)[1]

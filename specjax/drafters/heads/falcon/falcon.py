@@ -24,7 +24,6 @@ from flax import struct
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock
-from specjax.declare import key
 from specjax.drafters import files, growth
 from specjax.drafters.files.codec import Codec, Rule, Rules
 from specjax.drafters.files.decoder_layers import WITHOUT_NORM, decoder_layer
@@ -36,7 +35,7 @@ from specjax.drafters.heads.eagle._network import logits as logits_of
 from specjax.drafters.heads.falcon import _loss
 from specjax.drafters.heads.falcon import _network as network
 from specjax.drafters.heads.falcon._network import Committed, FalconShape, Net, Slots
-from specjax.drafters.shared_keys import NetworkKeys
+from specjax.drafters.shared_keys import NetworkKeys, stored_size
 from specjax.errors import TooLong, UserError
 from specjax.models.layers import dtype_of
 from specjax.tree import Layout
@@ -54,11 +53,9 @@ DEPTH = 6
 class Keys(NetworkKeys):
     """The keys of ``falcon``."""
 
-    block: int = key(
-        0,
+    block: int = stored_size(
         "k, the tokens of one pass; 0: as in the files, or 2. Parameters without files do not "
         "show it.",
-        least=0,
         fact="block_size",
     )
 

@@ -19,7 +19,7 @@ from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import growth
-from specjax.drafters.files import Given, ends
+from specjax.drafters.files import Given
 from specjax.drafters.growth import Begun, Nodes, Stepper
 from specjax.drafters.growth.plans import Method
 from specjax.drafters.heads import _along_text, _depth_loss, _prefix
@@ -111,14 +111,6 @@ def at_all_depths(head: Head, params: ModelParams, feature: Array) -> Array:
 def zeros(read: int, size: int) -> Params:
     """A linear map with a bias that gives zeros."""
     return {"kernel": jnp.zeros((read, size)), "bias": jnp.zeros(size)}
-
-
-def output_kernel(target: LM, target_params: Params) -> Array:
-    """The target's LM head as a matrix f32[E,V], bit for bit if its parameters are float32."""
-    width, _, unembed = ends("a head", target)
-    # By default accelerators multiply float32 in fewer bits.
-    with jax.default_matmul_precision("highest"):
-        return unembed(target_params, jnp.eye(width))
 
 
 class State(struct.PyTreeNode):
@@ -324,5 +316,4 @@ def _check(heads: Heads, batch: Batch, keys: LossKeys) -> None:
                 f"loss.{name} is {value}, and loss.slots 'one' trains one depth at a time; leave "
                 "one out"
             )
-    if batch.tokens.shape[1] < 3:
-        raise UserError("heads predict at least two tokens ahead; raise train.length to 2 or more")
+    _along_text.check_length(batch, 2, "heads predict at least two tokens ahead")

@@ -26,7 +26,7 @@ from specjax.drafters import files
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Rules, Shapes, Sizes, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.models.layers import affine
 from specjax.types import LM, Array, Drafter, ModelParams, Params
 
@@ -46,18 +46,14 @@ def _layer(params: Params) -> str:
 class Keys(HeadKeys):
     """The keys of ``bpd``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "slots without the target's own (the paper's k - 1)",
-        least=0,
+        lambda params: len(params["up"]["bias"]),
         new=HEADS,
-        size=lambda params: len(params["up"]["bias"]),
     )
-    inner: int = key(
-        0,
+    inner: int = stored_size(
         "width inside their layers; 0: as in the files, or four times the target's for new slots",
-        least=0,
-        size=lambda params: params["up"]["bias"].shape[1],
+        lambda params: params["up"]["bias"].shape[1],
     )
     layer: str = key(
         "",

@@ -25,7 +25,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files import Given, decoder_layers
+from specjax.drafters.files import Ends, Given, decoder_layers
 from specjax.drafters.files.codec import (
     Codec,
     Config,
@@ -41,7 +41,7 @@ from specjax.drafters.files.codec import (
 from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.models.layers import affine, dtype_of, in_float32
 from specjax.models.transformer_config import TransformerConfig
@@ -59,18 +59,12 @@ HEADS, LAYERS, LAYERS_AFTER_PREFIX = 4, 1, 4
 class Keys(HeadKeys):
     """The keys of ``hydra``."""
 
-    heads: int = key(
-        0,
-        "how many, the most tokens of a draft",
-        least=0,
-        new=HEADS,
-        size=lambda params: len(params["mlp"]),
+    heads: int = stored_size(
+        "how many, the most tokens of a draft", lambda params: len(params["mlp"]), new=HEADS
     )
-    layers: int = key(
-        0,
+    layers: int = stored_size(
         "blocks of each head; 0: as in the files, or for new heads 1 (Hydra++: 4)",
-        least=0,
-        size=lambda params: 1 + len(params["mlp"]["0"].get("blocks", ())),
+        lambda params: 1 + len(params["mlp"]["0"].get("blocks", ())),
     )
     prefix: bool = key(
         False,
@@ -107,7 +101,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         depth=heads,
         begin=Bound(_begin, heads),
         step=Bound(_step, given.ends.embed, layers),
-        start=Bound(_start, target, heads, layers, shape),
+        start=Bound(_start, given.ends, heads, layers, shape),
         prefix=None if shape is None else _prefix.build(shape, dtype),
         facts=() if shape is None else _prefix.facts(shape),
     )
@@ -148,14 +142,14 @@ def _step(
 
 
 def _start(
-    target: LM,
+    ends: Ends,
     heads: int,
     layers: int,
     prefix: TransformerConfig | None,
     target_params: Params,
     key: Array,
 ) -> Params:
-    kernel = _heads.output_kernel(target, target_params)
+    kernel = ends.output_kernel(target_params)
     size, vocab = kernel.shape
     mlp = {}
     for head in range(heads):

@@ -23,13 +23,14 @@ import numpy as np
 
 from specjax import declare
 from specjax.bound import Bound
-from specjax.declare import key
 from specjax.drafters import files
-from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, flag, linear
+from specjax.drafters.files import Ends
+from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
+from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
 from specjax.types import LM, Array, Drafter, Params
 
@@ -48,19 +49,13 @@ HEADS, LAYERS = 4, 1
 class Keys(HeadKeys):
     """The keys of ``medusa``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "how many, the most tokens of a draft",
-        least=0,
+        lambda params: len(params["block"]["bias"]),
         new=HEADS,
-        size=lambda params: len(params["block"]["bias"]),
     )
-    layers: int = key(
-        0,
-        "residual blocks of each head",
-        least=0,
-        new=LAYERS,
-        size=lambda params: params["block"]["bias"].shape[1],
+    layers: int = stored_size(
+        "residual blocks of each head", lambda params: params["block"]["bias"].shape[1], new=LAYERS
     )
 
 
@@ -78,7 +73,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         name="medusa",
         depth=keys.heads,
         step=Bound(_heads.step_of, head),
-        start=Bound(_start, target, keys.heads, keys.layers),
+        start=Bound(_start, given.ends, keys.heads, keys.layers),
         every=Bound(_heads.at_all_depths, head),
     )
     return _heads.build(target, family, keys, given)
@@ -94,8 +89,8 @@ def _head(unembed: OfTarget, own: Params, target_params: Params, hidden: Array) 
     return in_float32(matmul(hidden, own["head"]["kernel"]))
 
 
-def _start(target: LM, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
-    kernel = _heads.output_kernel(target, target_params)
+def _start(ends: Ends, heads: int, layers: int, target_params: Params, *_: Any) -> Params:
+    kernel = ends.output_kernel(target_params)
     width = kernel.shape[0]
     block = {
         "kernel": jnp.zeros((heads, layers, width, width)),
@@ -130,7 +125,7 @@ class _Files(Codec):
             for name, read in tensors.items()
             if not name.startswith(backbone)
         }
-        if flag(where, config, "original_lm_head"):
+        if switch(where, config, "original_lm_head"):
             tensors = {k: read for k, read in tensors.items() if not re.match(r"lm_heads?\.", k)}
         if "token_map" in tensors and "lm_heads.0.weight" in tensors:
             mapped = tensors.pop("token_map")().shape[0]

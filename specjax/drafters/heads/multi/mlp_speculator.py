@@ -37,11 +37,11 @@ from specjax.drafters.files.codec import (
     Shapes,
     Sizes,
     Tensors,
-    flag,
 )
 from specjax.drafters.heads.multi import _heads
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
+from specjax.models.config_values import switch
 from specjax.models.layers import in_float32, matmul
 from specjax.types import LM, Array, Drafter, ModelParams, Params
 
@@ -64,19 +64,15 @@ def _tied(params: Params) -> bool:
 class Keys(HeadKeys):
     """The keys of ``mlp_speculator``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "the number n of stages, the most tokens of a draft",
-        least=0,
+        lambda params: None if _tied(params) else len(params["emb"]),
         new=HEADS,
-        size=lambda params: None if _tied(params) else len(params["emb"]),
         fact="n_predict",
     )
-    inner: int = key(
-        0,
+    inner: int = stored_size(
         "I; 0: as in the files, or the target's width for a new one",
-        least=0,
-        size=lambda params: params["emb"].shape[2],
+        lambda params: params["emb"].shape[2],
     )
     tie: bool = key(
         False,
@@ -202,7 +198,7 @@ class _Files(Codec):
         return self.tables["tied" if one and ("proj", "0") in shapes else ""]
 
     def reduce(self, found: Found) -> Found:
-        if not (flag(found.where, found.config, "tie_weights") and found.tied):
+        if not (switch(found.where, found.config, "tie_weights") and found.tied):
             return found
         stages = sum(place.path == ("emb",) for place in found.layout.values())
         names = {rule.name for rule in self.tables["tied"]}
@@ -228,7 +224,7 @@ class _Files(Codec):
             "inner_dim": sizes["I"],
             "n_predict": stages,
             "tie_weights": shared,
-            "scale_input": flag(found.where, found.config, "scale_input"),
+            "scale_input": bool(switch(found.where, found.config, "scale_input")),
         }
 
 

@@ -26,7 +26,6 @@ from flax.traverse_util import flatten_dict
 from specjax import declare
 from specjax.bound import Bound
 from specjax.cache import KVBlock, KVCache
-from specjax.declare import key
 from specjax.drafters import files
 from specjax.drafters.files import Given, decoder_layers
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors
@@ -34,7 +33,7 @@ from specjax.drafters.heads import _prefix, _shape
 from specjax.drafters.heads._prefix import Prefix
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.objectives import Pretrained
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.errors import UserError
 from specjax.models import rope
 from specjax.models.attention import past, stored
@@ -54,12 +53,10 @@ HEADS = 3
 class Keys(HeadKeys):
     """The keys of ``mtp``."""
 
-    heads: int = key(
-        0,
+    heads: int = stored_size(
         "how many without the target's own last layer (the paper's n - 1)",
-        least=0,
+        lambda params: len(params["layers"]),
         new=HEADS,
-        size=lambda params: len(params["layers"]),
     )
 
 

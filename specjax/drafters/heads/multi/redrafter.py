@@ -33,12 +33,13 @@ from specjax.bound import Bound
 from specjax.checks import whole
 from specjax.declare import key
 from specjax.drafters import files
+from specjax.drafters.files import Ends
 from specjax.drafters.files.codec import Codec, Config, Found, Leaves, Sizes, Tensors, linear
 from specjax.drafters.files.decoder_layers import plain_names
 from specjax.drafters.growth.plans import BEAM
 from specjax.drafters.heads.multi import _heads
 from specjax.drafters.heads.multi._heads import OfTarget
-from specjax.drafters.shared_keys import HeadKeys
+from specjax.drafters.shared_keys import HeadKeys, stored_size
 from specjax.models.config_values import check_part, switch
 from specjax.models.layers import affine, in_float32, matmul
 from specjax.types import LM, Array, Drafter, ModelParams, Params
@@ -52,14 +53,10 @@ STEPS, LAYERS = 5, 2
 class Keys(HeadKeys):
     """The keys of ``redrafter``."""
 
-    layers: int = key(
-        0, "number of blocks", least=0, new=LAYERS, size=lambda params: len(params["block"])
-    )
-    inner: int = key(
-        0,
+    layers: int = stored_size("number of blocks", lambda params: len(params["block"]), new=LAYERS)
+    inner: int = stored_size(
         "F, width of the blocks; 0: as in the files, or twice the target's width",
-        least=0,
-        size=lambda params: params["block"]["0"]["bias"].shape[0],
+        lambda params: params["block"]["0"]["bias"].shape[0],
     )
     running_sum: bool = key(
         False,
@@ -85,7 +82,7 @@ def make(target: LM, keys: Keys) -> Drafter:
         depth=steps,
         begin=_begin,
         step=Bound(_step, given.ends.embed),
-        start=Bound(_start, target, layers, inner, keys.running_sum),
+        start=Bound(_start, given.ends, layers, inner, keys.running_sum),
         looped=True,
         tree=BEAM,
         facts=(("n_predict", steps),),
@@ -118,10 +115,10 @@ def _step(
 
 
 def _start(
-    target: LM, layers: int, inner: int, running_sum: bool, target_params: Params, key: Array
+    ends: Ends, layers: int, inner: int, running_sum: bool, target_params: Params, key: Array
 ) -> Params:
     """New parameters, which begin as the target's own map of the feature and not as noise."""
-    kernel = _heads.output_kernel(target, target_params)
+    kernel = ends.output_kernel(target_params)
     width, vocab = kernel.shape
     params: dict[str, Any] = {
         "block": {str(layer): _heads.zeros(inner, inner) for layer in range(layers)},
