@@ -255,21 +255,11 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
 def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
     """The settings of a training stage, its target if that exists, and its files of text."""
     # Imported here because Orbax takes seconds to import.
-    from specjax.train import optimise
     from specjax.train.recipes import checks
 
     try:
         config = checks.complete(stage.config)
-        if config.objective in (*TRAINED, "heads"):
-            checks.check_training(config)
-            optimise.optimiser(**config.optimiser, steps=config.train.steps)
-            checks.text_kind(config.data)
-        elif config.objective == "generate":
-            checks.check_generate(config)
-        elif config.objective == "features":
-            checks.check_features(config)
-        else:
-            checks.check_lookup_data(config)
+        checks.check(config)
         _check_loss(config)
         if config.objective == "heads":
             drafters.check(**given(config.drafter))

@@ -30,7 +30,7 @@ from specjax.models import hf
 from specjax.train import objectives, update
 from specjax.train.display import Meter, report
 from specjax.train.placement import place
-from specjax.train.recipes import checks, common
+from specjax.train.recipes import common
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
 from specjax.types import LM, Batch
@@ -73,7 +73,6 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
-    checks.check_features(config)
     target = common.load_target(config)
     if target.lm.encoder is not None:
         raise UserError(

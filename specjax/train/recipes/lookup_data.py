@@ -23,7 +23,7 @@ from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import hf, hf_config
 from specjax.train.display import Meter
-from specjax.train.recipes import checks, common
+from specjax.train.recipes import common
 from specjax.train.writer import make_writer, row_keys, write
 
 # Objective -> the name of the files that it writes.
@@ -50,7 +50,6 @@ def run(config: Config, workdir: Path) -> dict:
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
     began = time.monotonic()
-    checks.check_lookup_data(config)
     vocabulary = read_vocabulary(config.target)
     with Console(stderr=True).status("reading and tokenising"):
         documents = tokenise(vocabulary, _texts(config, workdir))
