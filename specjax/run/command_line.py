@@ -130,7 +130,7 @@ def _load(file: Path, argument: str) -> Config:
 
 
 def _option(arguments: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """The last value of --name, before flags are parsed, and the other arguments; None: not given."""
+    """The last value of --name (None: not given), and the other arguments. Flags are not parsed."""
     found, rest, values = None, [], iter(arguments)
     for this in values:
         flag, equals, value = this.lstrip("-").partition("=")
