@@ -18,10 +18,7 @@ from specjax import accept, decode, rng, sampling, sharding
 from specjax.drafters import none
 from specjax.train import writer
 from specjax.train.writer import Writer
-from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, Drafter, ModelParams
-
-# How the siblings of a draft were made -> the rule to decode with; other drafts: "recursive".
-RULES = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
+from specjax.types import LM, Batch, Drafter, ModelParams
 
 
 class Forecast(NamedTuple):
@@ -120,7 +117,7 @@ def examiner(
     ``target_params`` are not read, and every call writes the text again.
     """
     starts, eos = [len(prompt) for prompt in prompts], tuple(eos_id)
-    rule = accept.load(RULES.get(drafter.siblings, "recursive"))
+    rule = accept.load(accept.default_rule(drafter))
     texts: dict[float, Written] = {}
     training = drafter.training
     foresee = jax.jit(training.foresee) if training and training.foresee else None
