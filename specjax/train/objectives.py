@@ -59,10 +59,6 @@ def _averaged(values: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 # Name -> mean of the divergence over positions: (target f32[B,T,V], draft f32[B,T,V], mask
 # bool[B,T] or None, **keys) -> f32[].
 DIVERGENCES = {name: _averaged(values) for name, values in divergences.DIVERGENCES.items()}
-forward_kl = DIVERGENCES["forward_kl"]
-reverse_kl = DIVERGENCES["reverse_kl"]
-jensen_shannon = DIVERGENCES["jensen_shannon"]
-total_variation = DIVERGENCES["total_variation"]
 overlap = _averaged(divergences.overlap)
 agreement = _averaged(divergences.agreement)
 
@@ -146,7 +142,7 @@ def joint_loss(
             own = cross_entropy(ours, labels, mask)
         else:
             before = output_of(target, target_params, batch).logits
-            own = forward_kl(jax.lax.stop_gradient(before), ours, mask)
+            own = DIVERGENCES["forward_kl"](jax.lax.stop_gradient(before), ours, mask)
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
         return with_language(value, metrics, heads, own, count_of(mask, labels))
 
