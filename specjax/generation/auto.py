@@ -37,6 +37,7 @@ from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
 from specjax.generation.loading import Model
 from specjax.models import hf, layers, memory
+from specjax.types import is_lossless
 
 # As a drafter: what was kept.
 AUTO = "auto"
@@ -233,11 +234,6 @@ def _with_profile(
 
 
 # What is kept -----------------------------------------------------------------------------------
-
-
-def is_lossless(lossless_class: str, sampled: bool) -> bool:
-    """Whether a rule of this class leaves the law of the texts unchanged."""
-    return lossless_class == "L1" or (lossless_class == "L2" and not sampled)
 
 
 def keep(
