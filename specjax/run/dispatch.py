@@ -19,6 +19,7 @@ from rich.text import Text
 from specjax import drafters, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
+from specjax.checks import one_of
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings, text_files
@@ -103,8 +104,7 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
 def _check_keys(config: Config) -> str:
     """The mode of a configuration. Raises UserError."""
     mode = config.get("mode")
-    if mode not in MODES:
-        raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
+    one_of("config.mode", mode, MODES)
     return mode
 
 

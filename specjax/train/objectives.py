@@ -34,6 +34,13 @@ from specjax.types import LM, Batch, Drafter, Output
 Loss = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
 
+# Keys of the losses of heads that change what is read at random, with the values for text that is
+# read as it is.
+QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None, "base": 0.0}
+# Arguments of these losses that are no keys of config.loss: the number of all steps, of a loss that
+# changes during training, and config.train.remat.
+RUN_STEPS, REMAT = "run_steps", "remat"
+
 # --- functions of logits: two distributions, target first ---------------------------------------
 
 

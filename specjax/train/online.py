@@ -64,15 +64,12 @@ def loss_of(
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
     # A stream has no number of steps, and so nothing that falls with them; the batches are small.
-    falling = {"run_steps", "fall", "base", "remat"}
+    falling = {objectives.RUN_STEPS, "fall", "base", objectives.REMAT}
     known = inspect.signature(training.loss).parameters.keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
-    usual = {
+    usual = objectives.QUIET | {
         "ce": 0.0,
         "teacher": 1.0,
-        "noise": 0.0,
-        "dropout": 0.0,
-        "glancing": 0.0,
         "steps": drafter.longest,
         "places": size,
         "keep": 1.0,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specjax import accept, drafters, sampling
 from specjax import config as config_lib
+from specjax.checks import one_of
 from specjax.config import Config, given
 from specjax.data.pairs import DOCSTRINGS
 from specjax.errors import UserError
@@ -34,8 +35,7 @@ def complete(config: Config) -> Config:
     """
     own = {name: config[name] for name in config if name not in ("prepare", "stages")}
     objective = config_lib.read(Training, own).objective
-    if objective not in KEYS:
-        raise UserError(f"config.objective is {objective!r}; it must be one of {', '.join(KEYS)}")
+    one_of("config.objective", objective, tuple(KEYS))
     known = {name.partition(".")[0] for name in KEYS[objective]}
     for name, value in own.items():
         if name not in known and (given(value) if hasattr(value, "items") else value):
