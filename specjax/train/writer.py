@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax import accept, decode, drafters, rng, sampling, sharding
-from specjax.bench import metrics
+from specjax import decode, rng, sampling, sharding
+from specjax.bench import methods, metrics
+from specjax.bench.methods import MethodChoice
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
@@ -44,13 +45,11 @@ def make_writer(
     drafter or the rule does not exist, they do not fit together, or the mesh cannot divide the
     target.
     """
-    drafter = drafters.make(target=target.lm, **keys)
-    accepts = accept.load(rule or accept.default_rule(drafter))
-    accept.check_pair(drafter, accepts)
-    params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
-    if mesh is not None:
-        params = sharding.place(mesh, target.lm, params)
-    return Writer(target.lm, params, drafter, accepts, target.config.eos_token_id, mesh)
+    choice = MethodChoice(keys, rule, {})
+    # No temperature is known here: a drafter for temperature 0 alone is not refused.
+    made = methods.build(target.lm, target.params, choice, label="", seed=seed, temperatures=())
+    params = made.params if mesh is None else sharding.place(mesh, target.lm, made.params)
+    return Writer(target.lm, params, made.drafter, made.accept, target.config.eos_token_id, mesh)
 
 
 def row_keys(seed: int, numbers: Sequence[int], index: int = 0) -> jax.Array:
