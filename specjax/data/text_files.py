@@ -43,7 +43,7 @@ class TextSource:
 
 
 def load(source: TextSource, workdir: str | Path, split: str) -> list[Text]:
-    """(origin, text) of ``split``: "train", "valid", "test", or "all" of files. Raises UserError."""
+    """(origin, text) of a split: "train", "valid", "test", or "all" of files. Raises UserError."""
     if source.files:
         return load_files(source.files, split)
     if source.tfds:
