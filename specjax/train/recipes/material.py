@@ -213,20 +213,20 @@ def _read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | 
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in SPLITS}
         return Text({}, splits, _document_prompts(splits["valid"], config, tokenizer), None)
     plain = {split: texts(config, workdir, split) for split in SPLITS}
+    prompts = _line_prompts(plain["valid"], config, tokenizer)
     if config.data.packing == "crops":
         # Long streams are stored here.
         folder = text_files.folder(text_source(config.data), workdir) / "tokens"
         streams = {
             split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in SPLITS
         }
-        prompts = _line_prompts(plain["valid"], config, tokenizer)
         size = max(1, sum(len(text.encode()) for text in plain["valid"]))
         return Text(streams, {}, prompts, len(streams["valid"]) / size)
     splits = {
         split: _unmasked(token_streams.tokenise(tokenizer, [text]) for text in plain[split])
         for split in SPLITS
     }
-    return Text({}, splits, _line_prompts(plain["valid"], config, tokenizer), None)
+    return Text({}, splits, prompts, None)
 
 
 def _documents(
