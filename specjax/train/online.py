@@ -158,15 +158,10 @@ def serve(
     for rows, prompts in passes.batches(job):
         if rows[0] < start:
             continue
-        params = ModelParams(job.params, learner.params(state.train))
+        learnt = method._replace(params=ModelParams(job.params, learner.params(state.train)))
         began, updates = time.perf_counter(), int(state.train["step"])
-        begun = passes.begin(job, method.drafter, params, rows, prompts)
-        decoded, records = decode.generate(
-            *(job.target, method.drafter, method.accept, params, begun),
-            max_steps=job.max_new_tokens,
-            eos_id=job.eos_id,
-            verify_widths=job.verify_widths,
-        )
+        begun = passes.begin(job, learnt.drafter, learnt.params, rows, prompts)
+        decoded, records = passes.generate(job, learnt, begun)
         lengths = [len(prompt) for prompt in prompts]
         outputs = decode.outputs(decoded, lengths)
         seconds = time.perf_counter() - began
