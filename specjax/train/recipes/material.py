@@ -37,7 +37,6 @@ from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import hf
-from specjax.models.sources import gguf_file
 from specjax.train.display import report
 from specjax.train.loop import Source
 from specjax.train.recipes import checks, pair_material, shapes
@@ -125,24 +124,17 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
 
 def _given_tokenizer(config: Config) -> Tokenizer:
     size, path = config.model.vocab_size, buckets.local(config.tokenizer)
-    if not path.is_file() or gguf_file.is_gguf(path):
+    if not path.is_file():
         path = hf.resolve(config.tokenizer, weights=False)
-        result = hf.load_tokenizer(path)
-        if result is None:
-            raise UserError(f"config.tokenizer: {path} has no tokenizer.json; give another model")
-    else:
-        try:
-            result = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
+    result = hf.load_tokenizer(path)
+    if result is None:
+        raise UserError(f"config.tokenizer: {path} has no tokenizer.json; give another model")
     own = result.get_vocab_size()
     # A model to start from may have more rows than its tokenizer has tokens.
     if size and size != own and not (size > own and config.init):
         raise UserError(
             f"config.model.vocab_size is {size}, but {path} has {own} tokens; leave it 0"
         )
-    result.no_truncation()
-    result.no_padding()
     return result
 
 
