@@ -18,8 +18,8 @@ from specjax.models.transformer_config import TransformerConfig
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | None:
     """The tokenizer of a directory, a .gguf file or a tokenizer.json.
 
-    It is without truncation and padding. None if there is none. ``vocab_size``: of the model. Raises UserError if it is damaged, not
-    supported, or has more ids than the model.
+    It is without truncation and padding. None if there is none. ``vocab_size``: of the model.
+    Raises UserError if it is damaged, not supported, or has more ids than the model.
     """
     in_gguf = gguf_file.is_gguf(path)
     file = path if in_gguf or path.is_file() else path / "tokenizer.json"
