@@ -86,8 +86,7 @@ def test_for_what_a_choice_counts(folder):
 @pytest.mark.fast
 def test_which_classes_are_kept():
     kept = [
-        [is_lossless(each, sampled) for sampled in (False, True)]
-        for each in ("L1", "L2", "L3")
+        [is_lossless(each, sampled) for sampled in (False, True)] for each in ("L1", "L2", "L3")
     ]
     assert kept == [[True, True], [True, False], [False, False]]
 

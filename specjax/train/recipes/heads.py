@@ -30,7 +30,6 @@ from specjax.train.recipes.material import Material
 from specjax.types import Drafter, ModelParams, Training
 
 
-
 def prepare(config: Config, workdir: Path) -> Prepared:
     """Makes the run; with ``config.joint`` the target is trained too. Raises UserError."""
     target = common.load_target(config)
