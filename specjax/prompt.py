@@ -261,6 +261,15 @@ def _check_integers(name: str, value, axes: int, right: str, rows: int | None = 
         raise UserError(f"{name} is {checks.shown(value)}; it must be {right}")
 
 
+def check_length(longest: int, new: int, positions: int | None, advice: str = "") -> None:
+    """Raises UserError if a prompt and ``new`` more tokens do not fit into a model's positions."""
+    if positions is not None and longest + new > positions:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
+            f"{longest + new}, and the model has {positions} positions; shorten one of them{advice}"
+        )
+
+
 def check_window(model: LM, drafter: Drafter) -> None:
     """Raises UserError if a draft and the pending token are longer than a window of the model."""
     if model.window is not None and drafter.longest + 1 > model.window:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specjax import accept, drafters
+from specjax import prompt as prompt_lib
 from specjax.bench.passes import Method
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
@@ -194,12 +195,8 @@ def _prompt(model: Model, given: Text, category: str | None, number: int) -> Pro
 def check_length(model: Model, prompts: Sequence[Prompt], new: int) -> None:
     """Raises UserError if a prompt with ``new`` more tokens does not fit into the model."""
     longest = max(len(prompt.ids) for prompt in prompts)
-    if model.positions is not None and longest + new > model.positions:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
-            f"{longest + new}, and the model has {model.positions} positions; shorten one of them, "
-            "or let config.max_prompt_tokens cut prompts"
-        )
+    advice = ", or let config.max_prompt_tokens cut prompts"
+    prompt_lib.check_length(longest, new, model.positions, advice)
 
 
 def _numbers(ids: list[int]) -> str:

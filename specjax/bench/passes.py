@@ -222,10 +222,16 @@ def _decode(
     job: Job, method: Method | None, state: DecodeState
 ) -> tuple[DecodeState, Records | None]:
     """Decodes a batch; the records are None for plain decoding. ``state`` is donated."""
+    if method is not None:
+        return generate(job, method, state)
     loops, most = sharding.loops(job.mesh), job.max_new_tokens
-    if method is None:
-        given = job.target, ModelParams(job.params), state
-        return loops.autoregressive(*given, max_steps=most, eos_id=job.eos_id), None
+    given = job.target, ModelParams(job.params), state
+    return loops.autoregressive(*given, max_steps=most, eos_id=job.eos_id), None
+
+
+def generate(job: Job, method: Method, state: DecodeState) -> tuple[DecodeState, Records]:
+    """Decodes a batch with a method; ``state`` is donated."""
+    loops, most = sharding.loops(job.mesh), job.max_new_tokens
     how = {"eos_id": job.eos_id, "verify_widths": job.verify_widths}
     return loops.generate(*method.pair(job.target), state, max_steps=most, **how)
 

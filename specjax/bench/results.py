@@ -49,7 +49,7 @@ from specjax.bench import metrics, proofs, provenance, uncertainty
 from specjax.bench.passes import Method
 from specjax.errors import UserError, on_disk
 from specjax.files import machine, write_all
-from specjax.types import LM, Accept
+from specjax.types import LM, Accept, is_lossless
 
 SCHEMA = 1
 # What a bench writes beside results.json. New results replace it.
@@ -259,7 +259,7 @@ def check_workdir(workdir: Path) -> None:
 
 def breaks_its_claim(row: Mapping[str, Any]) -> bool:
     """Whether a row of a method that claims to be lossless failed its check."""
-    claims = row.get("class") == "L1" or (row.get("class") == "L2" and row.get("temperature") == 0)
+    claims = is_lossless(row.get("class", ""), sampled=row.get("temperature") != 0)
     return claims and (row.get("lossless") or {}).get("passed") is False
 
 

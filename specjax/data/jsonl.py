@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from specjax import files
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 
 # Suffix of a compressed file -> the name of its format, and how it is opened.
 COMPRESSED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
@@ -67,22 +67,20 @@ def read(path: Path, where: str, *, compressed: bool = False) -> str:
     """
     suffix = path.suffix.lower() if compressed else ""
     name, opener = COMPRESSED.get(suffix, ("", open))
-    try:
-        with opener(path, "rb") as file:
-            data = b"".join(_parts(file, where)) if name else file.read()
-        return data.decode("utf-8-sig")
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
-        raise UserError(
-            f"{where} is not a complete {name} file; copy it again, or use a name without {suffix}"
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"{where} cannot be read ({error.strerror or error}); give a readable file"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8"
-        ) from None
+    with on_disk(f"{where} cannot be read", "give a readable file"):
+        try:
+            with opener(path, "rb") as file:
+                data = b"".join(_parts(file, where)) if name else file.read()
+            return data.decode("utf-8-sig")
+        except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
+            raise UserError(
+                f"{where} is not a complete {name} file; copy it again, or use a name without "
+                f"{suffix}"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{where}: byte {error.start} is not UTF-8; convert the file to UTF-8"
+            ) from None
 
 
 def _parts(file: IO[bytes], where: str) -> Iterator[bytes]:

@@ -213,13 +213,12 @@ def _all_turns(
     source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation], answer: Answer
 ) -> list[Prompt]:
     """Every turn of every conversation as a prompt, with the answers to the earlier turns."""
-    template = template_of(source, target, conversations)
+    turns = Turns(source, target, template_of(source, target, conversations))
     answers, result = ([[] for _ in conversations] for _ in range(2))
     for turn in range(max(len(each.turns) for each in conversations)):
         for number, each in enumerate(conversations):
             if len(each.turns) > turn:
-                own = source, target, each, turn, answers[number], template
-                result[number].append(prompt_of(*own))
+                result[number].append(turns.prompt(each, turn, answers[number]))
         unfinished = [n for n, each in enumerate(conversations) if len(each.turns) > turn + 1]
         if unfinished:
             outputs = answer([result[number][-1] for number in unfinished])
@@ -229,7 +228,9 @@ def _all_turns(
     return [prompt for prompts in result for prompt in prompts]
 
 
-def template_of(source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]):
+def template_of(
+    source: PromptSource, target: hf.Loaded, conversations: Sequence[Conversation]
+) -> chat.Template | None:
     """The template of the conversations, or None; prints which one "auto" has chosen."""
     if not source.chat:
         return None
@@ -254,26 +255,27 @@ def _no_template(source: PromptSource) -> UserError:
     )
 
 
-def prompt_of(
-    source: PromptSource,
-    target: hf.Loaded,
-    conversation: Conversation,
-    turn: int,
-    answers: Sequence[str],
-    template,
-) -> Prompt:
-    text, special = prompt_files.spell(conversation, turn, answers, template)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a command line in another encoding
-        raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
-    ids = target.text_tokenizer.encode(text, add_special_tokens=special).ids
-    if not text.strip() or not ids:
-        raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
-    ids = of_text(target.lm, ids, f"prompt {conversation.id}")
-    whole = Prompt(text, ids, conversation.category, conversation.id, turn)
-    cut = _cut(source, target, ids)
-    return whole if cut == ids else _shortened(whole, target, cut)
+class Turns(NamedTuple):
+    """How the turns of conversations become prompts."""
+
+    source: PromptSource
+    target: hf.Loaded
+    template: chat.Template | None  # of ``template_of``
+
+    def prompt(self, conversation: Conversation, turn: int, answers: Sequence[str]) -> Prompt:
+        """A turn after the answers to the earlier ones. Raises UserError."""
+        text, special = prompt_files.spell(conversation, turn, answers, self.template)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # a command line in another encoding
+            raise UserError(f"prompt {conversation.id} is not UTF-8 text") from None
+        ids = self.target.text_tokenizer.encode(text, add_special_tokens=special).ids
+        if not text.strip() or not ids:
+            raise UserError(f"prompt {conversation.id} is empty; a prompt needs at least one token")
+        ids = of_text(self.target.lm, ids, f"prompt {conversation.id}")
+        whole = Prompt(text, ids, conversation.category, conversation.id, turn)
+        cut = _cut(self.source, self.target, ids)
+        return whole if cut == ids else _shortened(whole, self.target, cut)
 
 
 def _cut(source: PromptSource, target: hf.Loaded, ids: list[int]) -> list[int]:

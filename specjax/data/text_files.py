@@ -43,7 +43,7 @@ class TextSource:
 
 
 def load(source: TextSource, workdir: str | Path, split: str) -> list[Text]:
-    """(origin, text) of ``split`` ("train", "valid", "test"). Raises UserError."""
+    """(origin, text) of a split: "train", "valid", "test", or "all" of files. Raises UserError."""
     if source.files:
         return load_files(source.files, split)
     if source.tfds:
@@ -106,7 +106,11 @@ def pieces(path: Path) -> list[str]:
 
 
 def part_of(items: list[Item], split: str, size: Callable[[Item], int]) -> list[Item]:
-    """The items of a split: 90 % of their sizes are "train", then 5 % "test", then 5 % "valid"."""
+    """The items of a split: 90 % of their sizes are "train", then 5 % "test", then 5 % "valid".
+
+    "all" are the items of every split.
+    """
     starts = np.cumsum([0, *map(size, items)])
     test, valid = (int(n) for n in np.searchsorted(starts, [starts[-1] * 0.90, starts[-1] * 0.95]))
-    return {"train": items[:test], "test": items[test:valid], "valid": items[valid:]}[split]
+    parts = {"train": items[:test], "test": items[test:valid], "valid": items[valid:], "all": items}
+    return parts[split]

@@ -35,8 +35,9 @@ from specjax.control import costs as costs_lib
 from specjax.control.costs import device
 from specjax.errors import UserError
 from specjax.files import cache_folder, write_json
-from specjax.generation.loading import Model
+from specjax.generation.loading import Model, needs_model
 from specjax.models import hf, layers, memory
+from specjax.types import is_lossless
 
 # As a drafter: what was kept.
 AUTO = "auto"
@@ -227,17 +228,12 @@ def _with_profile(
         write_json(where, measured.to_json())
         own["control"] = text = control.with_profile(str(text), where)
     method = make(text)._replace(name=label)
-    if model.draft is not None and _needs_model(str(own["name"])):
+    if model.draft is not None and needs_model(str(own["name"])):
         own.setdefault("model", str(model.draft.directory))
     return method, own
 
 
 # What is kept -----------------------------------------------------------------------------------
-
-
-def is_lossless(lossless_class: str, sampled: bool) -> bool:
-    """Whether a rule of this class leaves the law of the texts unchanged."""
-    return lossless_class == "L1" or (lossless_class == "L2" and not sampled)
 
 
 def keep(
@@ -305,9 +301,9 @@ def known(
 def _exists(choice: Choice) -> bool:
     """Whether the drafter, its keys, its rule and the file of its profile are still there."""
     keys = dict(choice.drafter)
-    if _needs_model(keys["name"]):
-        keys["model"] = choice.draft
-    with contextlib.suppress(UserError, OSError):
+    with contextlib.suppress(UserError, OSError):  # such as a drafter of another version
+        if needs_model(keys["name"]):
+            keys["model"] = choice.draft
         drafters.check(**keys)
         control.parse(keys.get("control") or "")
         rules.load(choice.accept or "match")
@@ -327,18 +323,9 @@ def file_of(target: str | os.PathLike, dtype: str) -> Path:
     return cache_folder() / "choices" / name
 
 
-def _needs_model(name: str) -> bool:
-    """Whether the drafter's key "model" is a draft model; heads are found by their own files."""
-    try:
-        key = registry.keys_of(drafters.load(name)).get("model")
-    except UserError:  # of another version
-        return False
-    return key is not None and key.required
-
-
 def _model(each: Tried) -> str:
     """The directory of the draft model of a method; "": none."""
-    named = _needs_model(str(each.drafter["name"]))
+    named = needs_model(str(each.drafter["name"]))
     return _resolved(str(each.drafter.get("model") or "")) if named else ""
 
 

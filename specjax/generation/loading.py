@@ -141,8 +141,7 @@ class Model:
         keys = dict(drafter) if isinstance(drafter, Mapping) else {"name": drafter}
         if not isinstance(keys.get("name"), str):
             raise UserError(f"the drafter is {drafter!r}; give a name, or name and keys")
-        needed = registry.keys_of(drafters.load(keys["name"])).get("model")
-        if needed is not None and needed.required and "model" not in keys:
+        if needs_model(keys["name"]) and "model" not in keys:
             if self.draft is None:
                 raise UserError(
                     f"{keys['name']} needs a draft model; give load(..., draft=...), or the key "
@@ -163,6 +162,15 @@ class Model:
         return methods.build(
             self.lm, self.params, choice, label="", seed=0, temperatures=(temperature,)
         )
+
+
+def needs_model(name: str) -> bool:
+    """Whether the drafter's key "model" is a draft model; heads are found by their own files.
+
+    Raises UserError for an unknown name.
+    """
+    key = registry.keys_of(drafters.load(name)).get("model")
+    return key is not None and key.required
 
 
 def _spelled(value: Any) -> str | int:

@@ -21,7 +21,7 @@ from specjax.generation.loading import Choice, Model
 from specjax.generation.stops import Cut
 from specjax.logit_maps import grammar
 from specjax.models import layers, memory
-from specjax.prompt import check_logprobs, make_prefill, of_text
+from specjax.prompt import check_length, check_logprobs, make_prefill, of_text
 from specjax.sampling import Sampling, after_prompt
 from specjax.sharding import states
 from specjax.types import LM, SAMPLED, DecodeState, Drafter, ModelParams, Params
@@ -336,11 +336,7 @@ def _sizes(model: Model, ids: Sequence[Sequence[int]], new: int) -> tuple[int, i
     Raises UserError for a text that is too long.
     """
     longest, most = max(map(len, ids)), model.lm.max_positions
-    if most is not None and longest + new > most:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
-            f"{longest + new}, and the model has {most} positions; shorten one of them"
-        )
+    check_length(longest, new, most)
     width, room = (-(-size // WIDTH) * WIDTH for size in (longest, new))
     # Not beyond the positions of the models for the sake of padding.
     draft = None if model.draft is None else model.draft.lm.max_positions

@@ -16,15 +16,16 @@ from specjax.models.transformer_config import TransformerConfig
 
 
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer | None:
-    """The tokenizer of a directory or a .gguf file, without truncation and padding.
+    """The tokenizer of a directory, a .gguf file or a tokenizer.json.
 
-    None if it has none. ``vocab_size``: of the model. Raises UserError if it is damaged, not
-    supported, or has more ids than the model.
+    It is without truncation and padding. None if there is none. ``vocab_size``: of the model.
+    Raises UserError if it is damaged, not supported, or has more ids than the model.
     """
-    file = path if gguf_file.is_gguf(path) else path / "tokenizer.json"
+    in_gguf = gguf_file.is_gguf(path)
+    file = path if in_gguf or path.is_file() else path / "tokenizer.json"
     if not file.exists():
         return None
-    if file == path:
+    if in_gguf:
         tokenizer = gguf_tokenizer.read(gguf_file.read(path))
     else:
         # The library raises plain Exceptions.

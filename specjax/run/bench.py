@@ -46,6 +46,7 @@ from specjax.report import terminal
 from specjax.run import build, cells, workdirs
 from specjax.run.cells import Bench, Cell, NotLossless
 from specjax.run.settings import Settings
+from specjax.types import is_lossless
 
 __all__ = ["NotLossless", "bench"]
 
@@ -169,7 +170,7 @@ def _kept(
         sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
         if choice is None or choice.warm or choice.drafter.get("drafters"):
             continue
-        if row["category"] is None and auto.is_lossless(row["class"], sampled):
+        if row["category"] is None and is_lossless(row["class"], sampled):
             own = speeds.setdefault((row["batch_size"], sampled), {})
             own.setdefault(row["method"], []).append(row["speedup"])
     result = []

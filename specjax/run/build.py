@@ -36,8 +36,7 @@ def target(settings: Settings) -> hf.Loaded:
     devices = mesh(settings)
     how: dict[str, Any] = {"dtype": settings.dtype or None, "weights": settings.weights}
     loaded = hf.load(settings.target, **how, on_host=devices is not None)
-    if loaded.tokenizer is None:
-        raise UserError(f"{loaded.directory} has no tokenizer (tokenizer.json); text needs one")
+    _ = loaded.text_tokenizer  # raises if there is none
     if devices is None:
         return loaded
     return loaded._replace(params=sharding.place_target(devices, loaded.lm, loaded.params))

@@ -136,7 +136,9 @@ def _facts(kind: str, name: str) -> dict[str, str]:
     if kind == "rule":
         rule = accept.load(name)
         drafts = "; ".join(_SIBLINGS[each] for each in rule.siblings if each in _SIBLINGS)
-        default = [k for k, v in _by_default().items() if v == name]
+        drafted = drafters.make(drafters.PLAIN, stand_ins.target())._replace(nodes=1)
+        rules = {each: accept.default_rule(drafted._replace(siblings=each)) for each in _SIBLINGS}
+        default = [each for each, own in rules.items() if own == name]
         facts = {"lossless class": rule.lossless_class, "drafts that it takes": drafts}
         return facts | ({"default rule for siblings": ", ".join(default)} if default else {})
     drafter = _made(name)
@@ -193,11 +195,6 @@ def loss_keys(name: str) -> list[declare.Key]:
         return []
     known = declare.of(loss.func).values()
     return [each._replace(default=loss.keywords.get(each.name, each.default)) for each in known]
-
-
-def _by_default() -> dict[str, str]:
-    fake = drafters.make("none", stand_ins.target())
-    return {each: accept.default_rule(fake._replace(siblings=each)) for each in _SIBLINGS}
 
 
 def _section(title: str, lines: dict[str, str]) -> Group:

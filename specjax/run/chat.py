@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -14,7 +14,6 @@ from specjax.data import prompts as prompts_lib
 from specjax.data.prompt_files import Conversation
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
-from specjax.models import hf
 from specjax.report import terminal
 from specjax.run import build, generate, process, workdirs
 from specjax.run.settings import Settings
@@ -44,13 +43,14 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     [method] = build.methods(settings, target)
     conversations, _ = prompts_lib.conversations_of(settings.source, name)
     template = prompts_lib.template_of(settings.source, target, conversations)
-    job = _job(settings, target, conversations, template)
+    turns = prompts_lib.Turns(settings.source, target, template)
+    job = _job(settings, turns, conversations)
     workdirs.announce_replacement(settings, workdir)
     if (console := terminal.console()).is_terminal:  # elsewhere only the conversation is printed
         console.print(Text(build.about(job, [method]), "dim"))
     answers: list[_Answer] = []
     with process.held(answers) as interrupts:
-        _converse(_Model(settings, target, method, job, template), conversations, answers)
+        _converse(_Model(settings, turns, method, job), conversations, answers)
     facts = None  # the hash of large weights takes longer than an interrupted process has
     if not interrupts:
         facts = provenance.target(target.params, name="", directory=target.directory)
@@ -74,23 +74,21 @@ class _Model(NamedTuple):
     """What answers."""
 
     settings: Settings
-    target: hf.Loaded
+    turns: prompts_lib.Turns
     method: passes.Method
     job: passes.Job  # with buffers for the longest turn
-    template: Any
 
 
 def _converse(model: _Model, conversations: Sequence[Conversation], answers: list[_Answer]) -> None:
     """Prints every turn and its answer; appends to ``answers``. Raises UserError."""
-    console, source = terminal.console(), model.settings.source
+    console = terminal.console()
     for number, each in enumerate(conversations, 1):
         place = "" if len(conversations) == 1 else f"\n{number} of {len(conversations)}"
         if heading := ", ".join(filter(None, (place, each.category))):
             console.print(Text(heading, "bold"))
         texts: list[str] = []
         for turn in range(len(each.turns)):
-            given = each, turn, texts, model.template
-            prompt = prompts_lib.prompt_of(source, model.target, *given)
+            prompt = model.turns.prompt(each, turn, texts)
             console.print(Text.assemble(("user: ", "bold"), (each.turns[turn], "dim")))
             answers.append(_answer(model, prompt, len(answers), console))
             texts.append(answers[-1].said)
@@ -111,7 +109,7 @@ def _check(settings: Settings) -> None:
 
 
 def _job(
-    settings: Settings, target: hf.Loaded, conversations: Sequence[Conversation], template
+    settings: Settings, turns: prompts_lib.Turns, conversations: Sequence[Conversation]
 ) -> passes.Job:
     """What decodes every turn, with buffers for the longest one, so that it is compiled once.
 
@@ -119,23 +117,23 @@ def _job(
     """
 
     def size_of(each: Conversation, turn: int) -> int:
-        prompt = prompts_lib.prompt_of(settings.source, target, each, turn, [""] * turn, template)
+        prompt = turns.prompt(each, turn, [""] * turn)
         return len(prompt.ids) + turn * settings.max_new_tokens
 
     first = [size_of(each, 0) for each in conversations]
     whole = [size_of(each, len(each.turns) - 1) for each in conversations]
     # A first turn that does not fit is an error at once, a later one when it is reached.
-    room = target.config.longest_text - settings.max_new_tokens
+    room = turns.target.config.longest_text - settings.max_new_tokens
     most = settings.source.max_prompt_tokens or max(whole)
     size = max(*first, min(max(whole), room, most))
     prompts = PromptSet(None, [Prompt("", [0] * size)], [])
-    return build.job(settings, target, prompts, settings.sampling.temperature, 1)
+    return build.job(settings, turns.target, prompts, settings.sampling.temperature, 1)
 
 
 def _answer(model: _Model, prompt: Prompt, number: int, console) -> _Answer:
     """Decodes and prints one answer. Raises UserError if the turn is too long."""
-    settings, target, method, job, _ = model
-    size, positions = len(prompt.ids), target.config.longest_text
+    settings, turns, method, job = model
+    size, positions = len(prompt.ids), turns.target.config.longest_text
     if size + job.max_new_tokens > positions:
         raise UserError(
             f"turn {prompt.turn + 1} of conversation {prompt.question} has {size} tokens, with "
@@ -154,4 +152,4 @@ def _answer(model: _Model, prompt: Prompt, number: int, console) -> _Answer:
     colours = number == 0 and method.drafter.nodes and terminal.has_colours(console)
     console.print(Text(note + ("; green: accepted draft tokens" if colours else ""), "dim"))
     ids = ids[: cut.tokens]
-    return _Answer(prompt, ids, cut.text, generate.said(cut, ids, target), counts)
+    return _Answer(prompt, ids, cut.text, generate.said(cut, ids, turns.target), counts)

@@ -49,17 +49,9 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str], bool]:
         argv = flags.FlagValues().read_flags_from_files(list(argv), force_gnu=False)
     except flags.Error as error:
         raise UserError(f"{error}") from None
-    config, rest, values = None, [argv[0]], iter(argv[1:])
-    wants_help = False
-    for this in values:
-        name, equals, value = this.lstrip("-").partition("=")
-        if this.startswith("-") and name == "config":
-            config = value if equals else next(values, "")
-        elif this in ("--help", "-h", "-help"):
-            wants_help = True
-        else:
-            rest.append(this)
-    return config, rest, wants_help
+    config, others = _option(argv, "config")
+    rest = [each for each in others if each not in ("--help", "-h", "-help")]
+    return config, rest, len(rest) < len(others)
 
 
 def parse(argv: list[str]) -> tuple[Config, Path]:
@@ -82,7 +74,7 @@ def _parsed(argv: list[str]) -> tuple[Config, str, flags.FlagValues]:
     file = find(name)
     config = _load(file, argument)
     settings = overrides.given(arguments)
-    if (methods := _option(arguments, "methods")) is not None:
+    if (methods := _option(arguments, "methods")[0]) is not None:
         if catalog.FREE in methods.split(",") and config.get("mode") == "replay":
             raise UserError("--methods=free is for mode bench; name the drafters to replay with")
         overrides.choose_methods(config, catalog.expanded(methods), settings)
@@ -137,13 +129,16 @@ def _load(file: Path, argument: str) -> Config:
     return config
 
 
-def _option(arguments: Sequence[str], name: str) -> str | None:
-    """The value of --name, before flags are parsed; None if it is not given."""
-    for this, following in zip(arguments, [*arguments[1:], ""], strict=True):
+def _option(arguments: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The last value of --name (None: not given), and the other arguments. Flags are not parsed."""
+    found, rest, values = None, [], iter(arguments)
+    for this in values:
         flag, equals, value = this.lstrip("-").partition("=")
         if this.startswith("-") and flag == name:
-            return value if equals else following
-    return None
+            found = value if equals else next(values, "")
+        else:
+            rest.append(this)
+    return found, rest
 
 
 def _read_flags(
@@ -224,7 +219,7 @@ def _shows(argv: Sequence[str]) -> bool:
     config, arguments, wants_help = split(argv)
     if any(each in ("--list", "-list") for each in arguments):
         page = catalog.listing()
-    elif (name := _option(arguments, "explain")) is not None:
+    elif (name := _option(arguments, "explain")[0]) is not None:
         page = catalog.explanation(name)
     elif wants_help and not config:
         page = Text(__doc__ or "")

@@ -19,6 +19,7 @@ from rich.text import Text
 from specjax import drafters, sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import results
+from specjax.checks import one_of
 from specjax.config import Config, given
 from specjax.data import prompts as prompts_lib
 from specjax.data import recordings, text_files
@@ -103,8 +104,7 @@ def _run(config: Config, workdir: Path, command: str | None, settings, stages, s
 def _check_keys(config: Config) -> str:
     """The mode of a configuration. Raises UserError."""
     mode = config.get("mode")
-    if mode not in MODES:
-        raise UserError(f"config.mode is {mode!r}; it must be one of {', '.join(MODES)}")
+    one_of("config.mode", mode, MODES)
     return mode
 
 
@@ -255,21 +255,11 @@ def check_stages(settings: Settings | None, stages: Sequence[Stage]) -> None:
 def _check_training(stage: Stage, results: Mapping[str, Config]) -> None:
     """The settings of a training stage, its target if that exists, and its files of text."""
     # Imported here because Orbax takes seconds to import.
-    from specjax.train import optimise
     from specjax.train.recipes import checks
 
     try:
         config = checks.complete(stage.config)
-        if config.objective in (*TRAINED, "heads"):
-            checks.check_training(config)
-            optimise.optimiser(**config.optimiser, steps=config.train.steps)
-            checks.text_kind(config.data)
-        elif config.objective == "generate":
-            checks.check_generate(config)
-        elif config.objective == "features":
-            checks.check_features(config)
-        else:
-            checks.check_lookup_data(config)
+        checks.check(config)
         _check_loss(config)
         if config.objective == "heads":
             drafters.check(**given(config.drafter))

@@ -23,7 +23,6 @@ from specjax.config import given
 from specjax.data import prompts as prompts_lib
 from specjax.data.prompts import PromptSet
 from specjax.drafters import objectives
-from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.report import terminal
@@ -184,17 +183,16 @@ def _save(
     settings: Settings, target: hf.Loaded, method: passes.Method, params: Any, workdir: Path
 ) -> Path:
     """Writes the drafter to ``workdir/model``. Raises UserError."""
+    from specjax.train.recipes import common
+
     [choice], path = settings.methods.values(), workdir / "model"
     training, keys = method.drafter.training, choice.drafter
     name = keys["name"]
     assert training is not None
     how = None if registry.is_import(name) else objectives.distilled(name)
     if training.model is None and how is None:
-        name = method.drafter.name if registry.is_import(name) else name
         base = Path(settings.target).name
-        facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
-        facts |= dict(training.facts)
-        head_files.write(path, name, params, facts, hf.fingerprint(target.text_tokenizer), {})
+        common.write_heads(path, target, method.drafter, params, base, {})
     else:
         kind = how.network() if how is not None and how.network is not None else hf
         more: Any = {"more": how.facts(keys)} if how is not None and how.facts is not None else {}

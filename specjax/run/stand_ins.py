@@ -16,7 +16,6 @@ from specjax.models import lm, t5_config
 from specjax.models.transformer_config import TransformerConfig
 from specjax.types import LM
 
-REACH = 32  # of the datastore
 VOCABULARY = 2048
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_layers": 2, "num_heads": 4}
 INNER = "prompt_lookup"  # the drafter inside a nested one
@@ -44,10 +43,9 @@ def value(key: str, vocab_size: int = VOCABULARY) -> Any:
     if key == "models":
         return [target(vocab_size=vocab_size)]
     if key == "datastore":
-        return datastore.build([[0, 1, 0, 1]], REACH)
+        return datastore.build([[0, 1, 0, 1]])
     if key == "tables":
-        sizes = {"successors": 1, "contexts": 1, "smoothing": 1.0}
-        return ngram_tables.count([[0, 1, 0, 1]], vocab_size, **sizes)
+        return ngram_tables.count([[0, 1, 0, 1]], vocab_size)
     return {"drafters": {INNER: {}}, "skip_attention": "0", "skip_mlp": ""}.get(key)
 
 

@@ -57,7 +57,7 @@ def _rounds(
     state = loop.begin(
         target, drafter, params, prompts, NEW, 11, width=LONGEST, temperature=temperature
     )
-    rule = accept.load(examine.RULES.get(drafter.siblings, "recursive"))
+    rule = accept.load(accept.default_rule(drafter))
     state, records = decode.generate(target, drafter, rule, params, state, max_steps=NEW)
     decode.check(state)
     text = np.maximum(np.asarray(state.tokens), 0)[:, : LONGEST + NEW]

@@ -14,14 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, decode, rng, sampling, sharding
-from specjax.drafters import none
-from specjax.train import writer
-from specjax.train.writer import Writer
-from specjax.types import CHAIN, DETERMINISTIC, LM, Batch, Drafter, ModelParams
-
-# How the siblings of a draft were made -> the rule to decode with; other drafts: "recursive".
-RULES = {CHAIN: "chain", DETERMINISTIC: "deterministic"}
+from specjax import accept, sampling, sharding
+from specjax.bench import metrics, passes
+from specjax.bench.passes import Job, Method
+from specjax.types import LM, Batch, Drafter, ModelParams
 
 
 class Forecast(NamedTuple):
@@ -84,19 +80,14 @@ def write(
     seed: int = 0,
 ) -> Written:
     """Decodes the prompts without a drafter, all in one batch. Raises NonFiniteLogits."""
-    packed, lengths = decode.pack_prompts(prompts)
-    state = decode.prefill(
-        *(target, none.make(target), ModelParams(params.target), packed, lengths),
-        rng.row_keys(seed, len(prompts)),
-        max_len=packed.shape[1] + new_tokens,
-        limit=lengths + new_tokens,
-        sampling=sampling.make_sampling(len(prompts), temperature),
-    )
-    state = decode.autoregressive(target, params, state, max_steps=new_tokens, eos_id=tuple(eos_id))
-    state = sharding.on_host(state)
-    decode.check(state)
-    tokens = np.maximum(state.tokens, 0)[:, : max(map(len, prompts)) + new_tokens]
-    return Written(Batch(jnp.asarray(tokens)), np.asarray(state.length).tolist())
+    settings, ends = {"temperature": temperature}, tuple(eos_id)
+    job = Job(target, params.target, prompts, settings, len(prompts), new_tokens, ends, seed)
+    pairs = zip(prompts, passes.run_pass(job, None).outputs, strict=True)
+    texts = [[*prompt, *output] for prompt, output in pairs]
+    tokens = np.zeros((len(prompts), job.width + new_tokens), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = text
+    return Written(Batch(jnp.asarray(tokens)), list(map(len, texts)))
 
 
 def examiner(
@@ -120,7 +111,7 @@ def examiner(
     ``target_params`` are not read, and every call writes the text again.
     """
     starts, eos = [len(prompt) for prompt in prompts], tuple(eos_id)
-    rule = accept.load(RULES.get(drafter.siblings, "recursive"))
+    rule = accept.load(accept.default_rule(drafter))
     texts: dict[float, Written] = {}
     training = drafter.training
     foresee = jax.jit(training.foresee) if training and training.foresee else None
@@ -134,10 +125,10 @@ def examiner(
         return forecast(np.asarray(sharding.fetch(kept), np.float64), starts, text.lengths)
 
     def decoded(pair: ModelParams, temperature: float) -> float:
-        own, settings = Writer(target, pair, drafter, rule, eos), {"temperature": temperature}
-        size, keys = len(prompts), rng.row_keys(seed, len(prompts))
-        outputs, rounds = writer.write(own, prompts, keys, settings, new_tokens, size)
-        return sum(map(len, outputs)) / sum(rounds)
+        settings = {"temperature": temperature}
+        job = Job(target, pair.target, prompts, settings, len(prompts), new_tokens, eos, seed)
+        done = passes.run_pass(job, Method(drafter.name, drafter, rule, pair))
+        return done.tokens / metrics.total(done.counts).rounds
 
     def examine(params: Any) -> dict[str, float]:
         draft, own = (params["draft"], params["target"]) if moving else (params, target_params)

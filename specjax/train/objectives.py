@@ -34,6 +34,13 @@ from specjax.types import LM, Batch, Drafter, Output
 Loss = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
 
+# Keys of the losses of heads that change what is read at random, with the values for text that is
+# read as it is.
+QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None, "base": 0.0}
+# Arguments of these losses that are no keys of config.loss: the number of all steps, of a loss that
+# changes during training, and config.train.remat.
+RUN_STEPS, REMAT = "run_steps", "remat"
+
 # --- functions of logits: two distributions, target first ---------------------------------------
 
 
@@ -59,10 +66,6 @@ def _averaged(values: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 # Name -> mean of the divergence over positions: (target f32[B,T,V], draft f32[B,T,V], mask
 # bool[B,T] or None, **keys) -> f32[].
 DIVERGENCES = {name: _averaged(values) for name, values in divergences.DIVERGENCES.items()}
-forward_kl = DIVERGENCES["forward_kl"]
-reverse_kl = DIVERGENCES["reverse_kl"]
-jensen_shannon = DIVERGENCES["jensen_shannon"]
-total_variation = DIVERGENCES["total_variation"]
 overlap = _averaged(divergences.overlap)
 agreement = _averaged(divergences.agreement)
 
@@ -169,7 +172,7 @@ def joint_loss(
             own = cross_entropy(ours, labels, mask)
         else:
             before = output_of(target, target_params, batch).logits
-            own = forward_kl(jax.lax.stop_gradient(before), ours, mask)
+            own = DIVERGENCES["forward_kl"](jax.lax.stop_gradient(before), ours, mask)
         value, metrics = heads_loss(params["draft"], params["target"], batch, key, **weights)
         return with_language(value, metrics, heads, own, count_of(mask, labels))
 

@@ -64,15 +64,12 @@ def loss_of(
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
     # A stream has no number of steps, and so nothing that falls with them; the batches are small.
-    falling = {"run_steps", "fall", "base", "remat"}
+    falling = {objectives.RUN_STEPS, "fall", "base", objectives.REMAT}
     known = inspect.signature(training.loss).parameters.keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
-    usual = {
+    usual = objectives.QUIET | {
         "ce": 0.0,
         "teacher": 1.0,
-        "noise": 0.0,
-        "dropout": 0.0,
-        "glancing": 0.0,
         "steps": drafter.longest,
         "places": size,
         "keep": 1.0,
@@ -161,15 +158,10 @@ def serve(
     for rows, prompts in passes.batches(job):
         if rows[0] < start:
             continue
-        params = ModelParams(job.params, learner.params(state.train))
+        learnt = method._replace(params=ModelParams(job.params, learner.params(state.train)))
         began, updates = time.perf_counter(), int(state.train["step"])
-        begun = passes.begin(job, method.drafter, params, rows, prompts)
-        decoded, records = decode.generate(
-            *(job.target, method.drafter, method.accept, params, begun),
-            max_steps=job.max_new_tokens,
-            eos_id=job.eos_id,
-            verify_widths=job.verify_widths,
-        )
+        begun = passes.begin(job, learnt.drafter, learnt.params, rows, prompts)
+        decoded, records = passes.generate(job, learnt, begun)
         lengths = [len(prompt) for prompt in prompts]
         outputs = decode.outputs(decoded, lengths)
         seconds = time.perf_counter() - began

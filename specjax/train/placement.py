@@ -80,9 +80,12 @@ class Placement(NamedTuple):
         """The first device, a ``jax.Device``."""
         return self.mesh.devices.flat[0]
 
-    def params(self, params: Any) -> Any:
-        """The sharding of every parameter; arrays or ``jax.ShapeDtypeStruct``."""
-        specs = sharding.param_specs(params, dict(self.mesh.shape), fsdp=True)
+    def params(self, params: Any, fsdp: bool = True) -> Any:
+        """The sharding of every parameter; arrays or ``jax.ShapeDtypeStruct``.
+
+        ``fsdp``: whether "fsdp" divides them too.
+        """
+        specs = sharding.param_specs(params, dict(self.mesh.shape), fsdp=fsdp)
         return sharding.shardings(self.mesh, specs)
 
     def state(self, state: dict[str, Any]) -> Any:
@@ -91,19 +94,17 @@ class Placement(NamedTuple):
         An array of the optimiser or of the average that has the shape of a parameter, and its path
         at the end of its own, is divided like that parameter. Others are whole.
         """
-        specs = sharding.param_specs(state["params"], dict(self.mesh.shape), fsdp=True)
         leaves = jax.tree_util.tree_flatten_with_path(state["params"])[0]
-        flat = jax.tree.leaves(specs)
+        stored = jax.tree.leaves(self.params(state["params"]))
         known = {
-            (*_names(path), leaf.shape): spec
-            for (path, leaf), spec in zip(leaves, flat, strict=True)
+            (*_names(path), leaf.shape): where
+            for (path, leaf), where in zip(leaves, stored, strict=True)
         }
 
         def one(path, leaf) -> NamedSharding:
             names = _names(path)
             ends = ((*names[start:], leaf.shape) for start in range(len(names)))
-            spec = next((known[end] for end in ends if end in known), PartitionSpec())
-            return NamedSharding(self.mesh, spec)
+            return next((known[end] for end in ends if end in known), self.everywhere)
 
         return jax.tree_util.tree_map_with_path(one, state)
 
@@ -146,8 +147,7 @@ class Placement(NamedTuple):
             return function
 
         def whole(params: Any) -> Any:
-            specs = sharding.param_specs(params, dict(self.mesh.shape))
-            where = sharding.shardings(self.mesh, specs)
+            where = self.params(params, fsdp=False)
             return jax.tree_util.tree_map_with_path(_gather, params, self.params(params), where)
 
         def gathered(params, target_params, *rest):

@@ -11,7 +11,7 @@ from typing import Any
 
 from specjax import declare, sharding
 from specjax.data.feature_store import DTYPES
-from specjax.declare import free, group, key
+from specjax.declare import free, group, key, share
 from specjax.errors import UserError
 
 OPTIMISERS = ("adamw", "muon", "sgd", "lion")
@@ -237,9 +237,7 @@ class DataKeys(declare.Keys, owner="config.data."):
         'other text: "crops" of one stream, or whole "documents", packed with document masks',
         choices=("crops", "documents"),
     )
-    on_policy: float = key(
-        0.0, "distill: share of the rows that the draft continues itself", least=0, most=1
-    )
+    on_policy: float = share(0.0, "distill: share of the rows that the draft continues itself")
     on_policy_prompt: int = key(
         32, "tokens of the text before its continuation; of pairs it is always the source"
     )

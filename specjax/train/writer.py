@@ -15,22 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax import accept, decode, drafters, rng, sampling, sharding
-from specjax.bench import metrics
+from specjax import decode, rng, sampling, sharding
+from specjax.bench import methods, metrics
+from specjax.bench.methods import MethodChoice
+from specjax.bench.passes import Method
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train.update import Rewrite
-from specjax.types import LM, Accept, Batch, Drafter, ModelParams
+from specjax.types import LM, Batch, ModelParams
 
 
 class Writer(NamedTuple):
     """The target with a drafter and a rule."""
 
     target: LM
-    params: ModelParams
-    drafter: Drafter
-    rule: Accept
+    method: Method
     eos_id: tuple[int, ...]
     mesh: Mesh | None = None  # None: one device
 
@@ -44,13 +44,12 @@ def make_writer(
     drafter or the rule does not exist, they do not fit together, or the mesh cannot divide the
     target.
     """
-    drafter = drafters.make(target=target.lm, **keys)
-    accepts = accept.load(rule or accept.default_rule(drafter))
-    accept.check_pair(drafter, accepts)
-    params = ModelParams(target.params, drafter.init_params(jax.random.key(seed)))
+    choice = MethodChoice(keys, rule, {})
+    # No temperature is known here: a drafter for temperature 0 alone is not refused.
+    method = methods.build(target.lm, target.params, choice, label="", seed=seed, temperatures=())
     if mesh is not None:
-        params = sharding.place(mesh, target.lm, params)
-    return Writer(target.lm, params, drafter, accepts, target.config.eos_token_id, mesh)
+        method = method._replace(params=sharding.place(mesh, target.lm, method.params))
+    return Writer(target.lm, method, target.config.eos_token_id, mesh)
 
 
 def row_keys(seed: int, numbers: Sequence[int], index: int = 0) -> jax.Array:
@@ -86,8 +85,8 @@ def write(
     rows = np.minimum(np.arange(batch_size), len(prompts) - 1)
     real = np.arange(batch_size) < len(prompts)
     packed, lengths = decode.pack_prompts([prompts[row] for row in rows], width)
-    target, params, drafter, rule, eos_id, mesh = writer
-    loops = sharding.loops(mesh)
+    loops = sharding.loops(writer.mesh)
+    target, drafter, rule, params = writer.method.pair(writer.target)
     state = loops.prefill(
         *(target, drafter, params, packed, lengths, keys[rows]),
         max_len=packed.shape[1] + new_tokens,
@@ -95,7 +94,7 @@ def write(
         sampling=sampling.make_sampling(batch_size, **settings),
     )
     state, records = loops.generate(
-        target, drafter, rule, params, state, max_steps=new_tokens, eos_id=eos_id
+        target, drafter, rule, params, state, max_steps=new_tokens, eos_id=writer.eos_id
     )
     state, records = sharding.on_host(state), sharding.fetch(records)
     outputs = decode.outputs(state, np.asarray(lengths).tolist())[: len(prompts)]

@@ -298,6 +298,12 @@ class Verdict(struct.PyTreeNode):
 # L1: output law identical to the target's; L2: identical under greedy decoding only; L3: lossy.
 CLASSES = ("L1", "L2", "L3")
 
+
+def is_lossless(lossless_class: str, sampled: bool) -> bool:
+    """Whether a rule of this class leaves the law of greedy, or of sampled, texts unchanged."""
+    return lossless_class == "L1" or (lossless_class == "L2" and not sampled)
+
+
 AcceptFn = Callable[[RowKeys, Draft, Array], Verdict]
 
 

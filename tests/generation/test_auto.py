@@ -18,6 +18,7 @@ from specjax.control import costs
 from specjax.errors import UserError
 from specjax.generation import auto
 from specjax.generation.auto import Tried
+from specjax.types import is_lossless
 
 LOOKUP = {"name": "prompt_lookup", "gamma": 3, "control": "fixed:3"}
 
@@ -85,8 +86,7 @@ def test_for_what_a_choice_counts(folder):
 @pytest.mark.fast
 def test_which_classes_are_kept():
     kept = [
-        [auto.is_lossless(each, sampled) for sampled in (False, True)]
-        for each in ("L1", "L2", "L3")
+        [is_lossless(each, sampled) for sampled in (False, True)] for each in ("L1", "L2", "L3")
     ]
     assert kept == [[True, True], [True, False], [False, False]]
 

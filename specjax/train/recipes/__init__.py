@@ -50,13 +50,13 @@ def run(config: Config, workdir: str | Path) -> dict:
     Raises UserError for a mistake in the configuration; then nothing is written.
     """
     config, workdir = checks.complete(config), Path(workdir).expanduser()
+    checks.check(config)
     return _WRITE.get(config.objective, _train)(config, workdir)
 
 
 def _train(config: Config, workdir: Path) -> dict:
     """Writes config.json, checkpoints and metrics.jsonl, summary.json, and the model directory."""
     began, resolved = time.monotonic(), common.as_json(config)
-    checks.check_training(config)
     optimiser = optimise.optimiser(**config.optimiser, steps=config.train.steps)
     if _is_finished(config, resolved, workdir):
         return files.read_json(workdir / "summary.json")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specjax import accept, drafters, sampling
 from specjax import config as config_lib
+from specjax.checks import one_of
 from specjax.config import Config, given
 from specjax.data.pairs import DOCSTRINGS
 from specjax.errors import UserError
@@ -34,8 +35,7 @@ def complete(config: Config) -> Config:
     """
     own = {name: config[name] for name in config if name not in ("prepare", "stages")}
     objective = config_lib.read(Training, own).objective
-    if objective not in KEYS:
-        raise UserError(f"config.objective is {objective!r}; it must be one of {', '.join(KEYS)}")
+    one_of("config.objective", objective, tuple(KEYS))
     known = {name.partition(".")[0] for name in KEYS[objective]}
     for name, value in own.items():
         if name not in known and (given(value) if hasattr(value, "items") else value):
@@ -61,6 +61,13 @@ def loop_keys(config: Config) -> TrainKeys:
     return config_lib.read(TrainKeys, config.train, **more)
 
 
+def check(config: Config) -> None:
+    """Checks the values of a complete configuration for its objective."""
+    if config.objective not in ("distill", "generate") and config.data.get("on_policy"):
+        raise UserError("config.data.on_policy is for objective distill only; leave it 0")
+    _OF_OBJECTIVE.get(config.objective, check_training)(config)
+
+
 def check_training(config: Config) -> None:
     """Checks the values for the objectives pretrain, distill and heads."""
     for temperature in config.examine.temperatures if config.examine.prompts else ():
@@ -72,7 +79,6 @@ def check_training(config: Config) -> None:
             f"config.train.batch_size is {config.train.batch_size}; it must be a multiple of "
             f"accumulate * {'data * fsdp of config.mesh' if mesh else 'devices'} = {parts}"
         )
-    _check_no_on_policy(config)
     if config.data.features and (config.objective != "heads" or config.joint):
         raise UserError(
             "config.data.features are those of a fixed target, which only objective heads reads, "
@@ -85,18 +91,14 @@ def check_training(config: Config) -> None:
         _check_pretrain(config)
     if config.objective != "heads" and shapes.has_encoder(config.model):
         _check_with_encoder(config)
+    optimise.optimiser(**config.optimiser, steps=config.train.steps)  # raises for its values
+    text_kind(config.data)  # raises for keys of two sources
 
 
-def check_features(config: Config) -> None:
+def _check_features(config: Config) -> None:
     """Checks the values for the objective features."""
     if text_kind(config.data) == "features":
         raise UserError("config.data.features is what this objective writes; leave it out")
-    _check_no_on_policy(config)
-
-
-def _check_no_on_policy(config: Config) -> None:
-    if config.data.on_policy and config.objective != "distill":
-        raise UserError("config.data.on_policy is for objective distill only; leave it 0")
 
 
 def check_on_policy_prompt(config: Config) -> None:
@@ -163,7 +165,7 @@ def text_kind(data: Config) -> str:
     return kind
 
 
-def check_generate(config: Config) -> None:
+def _check_generate(config: Config) -> None:
     """Checks the values for the objective generate."""
     check_target(config, "the model directory of the target")
     sizes = config.generation
@@ -206,6 +208,15 @@ def _is_set(data: Config, name: str) -> bool:
     return data[name] != getattr(DataKeys, name)
 
 
-def check_lookup_data(config: Config) -> None:
+def _check_lookup_data(config: Config) -> None:
     """Checks the values for the objectives datastore and ngram."""
     check_target(config, "the model directory whose tokenizer is to be used")
+
+
+# Objective -> its check, of those that write data.
+_OF_OBJECTIVE = {
+    "generate": _check_generate,
+    "features": _check_features,
+    "datastore": _check_lookup_data,
+    "ngram": _check_lookup_data,
+}

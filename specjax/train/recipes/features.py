@@ -30,9 +30,10 @@ from specjax.models import hf
 from specjax.train import objectives, update
 from specjax.train.display import Meter, report
 from specjax.train.placement import place
-from specjax.train.recipes import checks, common
+from specjax.train.recipes import common
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.material import Text
+from specjax.train.recipes.pair_material import spaced
 from specjax.types import LM, Batch
 
 # (texts, the rows of each that are wanted) -> the records of these, in order.
@@ -57,8 +58,8 @@ class Rows(NamedTuple):
 
     def first(self, most: int) -> Rows:
         """At most so many rows, evenly spaced; 0: all."""
-        chosen = np.linspace(0, len(self.parts) - 1, min(most or len(self.parts), len(self.parts)))
-        return self._replace(parts=[self.parts[int(number)] for number in chosen])
+        count = len(self.parts)
+        return self._replace(parts=spaced(self.parts, min(most or count, count)))
 
 
 def run(config: Config, workdir: Path) -> dict:
@@ -73,7 +74,6 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
-    checks.check_features(config)
     target = common.load_target(config)
     if target.lm.encoder is not None:
         raise UserError(

@@ -63,7 +63,6 @@ def run(config: Config, workdir: Path) -> dict:
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
-    checks.check_generate(config)
     mesh = _mesh(config)
     target = hf.load(config.target, on_host=mesh is not None)
     writer = make_writer(target, given(config.drafter), config.accept, config.seed, mesh)

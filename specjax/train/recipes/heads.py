@@ -21,19 +21,13 @@ from specjax.models import hf
 from specjax.train import objectives
 from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
+from specjax.train.objectives import QUIET, REMAT, RUN_STEPS
 from specjax.train.placement import place
 from specjax.train.recipes import common, examined, shapes
 from specjax.train.recipes import material as materials
 from specjax.train.recipes.common import Prepared
 from specjax.train.recipes.material import Material
 from specjax.types import Drafter, ModelParams, Training
-
-# Keys of losses that change what is read at random, with their values for held-out text, which is
-# read as it is.
-QUIET = {"noise": 0.0, "dropout": 0.0, "glancing": 0.0, "fall": None, "base": 0.0}
-# Arguments of losses that are no keys of config.loss: the number of all steps, of a loss that
-# changes during training, and config.train.remat.
-RUN_STEPS, REMAT = "run_steps", "remat"
 
 
 def prepare(config: Config, workdir: Path) -> Prepared:

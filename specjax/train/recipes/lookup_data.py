@@ -20,10 +20,9 @@ from specjax import drafters
 from specjax.config import Config
 from specjax.data import datastore, ngram_tables, text_files, token_streams
 from specjax.errors import UserError
-from specjax.files import buckets
 from specjax.models import hf, hf_config
 from specjax.train.display import Meter
-from specjax.train.recipes import checks, common
+from specjax.train.recipes import common
 from specjax.train.writer import make_writer, row_keys, write
 
 # Objective -> the name of the files that it writes.
@@ -50,12 +49,15 @@ def run(config: Config, workdir: Path) -> dict:
 
 def _prepare(config: Config, workdir: Path) -> common.Data:
     began = time.monotonic()
-    checks.check_lookup_data(config)
     vocabulary = read_vocabulary(config.target)
+    files = text_files.split_names(config.data.files)
     with Console(stderr=True).status("reading and tokenising"):
-        documents = tokenise(vocabulary, _texts(config, workdir))
+        # No part of a file is held out: measure on other text.
+        source = text_files.TextSource(files, dir=config.data.dir)
+        texts = text_files.load(source, workdir, "all" if files else "train")
+        documents = tokenise(vocabulary, [text for _, text in texts])
     # The names of the texts, for the manifest.
-    sources = list(text_files.split_names(config.data.files)) or ["embedded corpus, train split"]
+    sources = list(files) or ["embedded corpus, train split"]
     if config.objective == "datastore":
         with Console(stderr=True).status("sorting"):
             store = datastore.build(documents, config.reach)
@@ -87,27 +89,9 @@ def read_vocabulary(directory: str | Path) -> Vocabulary:
 
 
 def tokenise(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
-    """Each text that is not empty as ids, after the token that starts a document."""
-    start = token_streams.separator_id(vocabulary.tokenizer)
-    head = [] if start is None else [start]
-    encodings = vocabulary.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [head + encoding.ids for encoding in encodings if encoding.ids]
-
-
-def _texts(config: Config, workdir: Path) -> list[str]:
-    """Whole files, or the train split of the embedded corpus.
-
-    No part of a file is held out: measure on other text.
-    """
-    names = text_files.split_names(config.data.files)
-    if not names:
-        source = text_files.TextSource(dir=config.data.dir)
-        return [text for _, text in text_files.load(source, workdir, "train")]
-    texts = []
-    for path in map(buckets.local, names):
-        pieces = text_files.pieces(path)
-        texts += pieces if text_files.is_jsonl(path) else ["".join(pieces)]
-    return texts
+    """Each text that has tokens as ids, after the token that starts a document."""
+    head, *every = token_streams.documents(vocabulary.tokenizer, ["", *texts])
+    return [ids for ids in every if ids != head]
 
 
 def from_target(

@@ -37,7 +37,6 @@ from specjax.data.text_files import TextSource
 from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.models import hf
-from specjax.models.sources import gguf_file
 from specjax.train.display import report
 from specjax.train.loop import Source
 from specjax.train.recipes import checks, pair_material, shapes
@@ -125,24 +124,17 @@ def tokenizer(config: Config, workdir: Path) -> Tokenizer:
 
 def _given_tokenizer(config: Config) -> Tokenizer:
     size, path = config.model.vocab_size, buckets.local(config.tokenizer)
-    if not path.is_file() or gguf_file.is_gguf(path):
+    if not path.is_file():
         path = hf.resolve(config.tokenizer, weights=False)
-        result = hf.load_tokenizer(path)
-        if result is None:
-            raise UserError(f"config.tokenizer: {path} has no tokenizer.json; give another model")
-    else:
-        try:
-            result = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"config.tokenizer: {path} is no tokenizer ({error})") from None
+    result = hf.load_tokenizer(path)
+    if result is None:
+        raise UserError(f"config.tokenizer: {path} has no tokenizer.json; give another model")
     own = result.get_vocab_size()
     # A model to start from may have more rows than its tokenizer has tokens.
     if size and size != own and not (size > own and config.init):
         raise UserError(
             f"config.model.vocab_size is {size}, but {path} has {own} tokens; leave it 0"
         )
-    result.no_truncation()
-    result.no_padding()
     return result
 
 
@@ -213,20 +205,20 @@ def _read(config: Config, workdir: Path, tokenizer: Tokenizer, directory: str | 
         splits = {split: _documents(config, kind, tokenizer, directory, split) for split in SPLITS}
         return Text({}, splits, _document_prompts(splits["valid"], config, tokenizer), None)
     plain = {split: texts(config, workdir, split) for split in SPLITS}
+    prompts = _line_prompts(plain["valid"], config, tokenizer)
     if config.data.packing == "crops":
         # Long streams are stored here.
         folder = text_files.folder(text_source(config.data), workdir) / "tokens"
         streams = {
             split: token_streams.cached_tokens(tokenizer, plain[split], folder) for split in SPLITS
         }
-        prompts = _line_prompts(plain["valid"], config, tokenizer)
         size = max(1, sum(len(text.encode()) for text in plain["valid"]))
         return Text(streams, {}, prompts, len(streams["valid"]) / size)
     splits = {
         split: _unmasked(token_streams.tokenise(tokenizer, [text]) for text in plain[split])
         for split in SPLITS
     }
-    return Text({}, splits, _line_prompts(plain["valid"], config, tokenizer), None)
+    return Text({}, splits, prompts, None)
 
 
 def _documents(

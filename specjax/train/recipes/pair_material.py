@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -23,6 +24,8 @@ from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train.display import report
 from specjax.train.recipes import checks
+
+Item = TypeVar("Item")
 
 
 def texts(config: Config, workdir: Path, split: str) -> list[Pair]:
@@ -119,9 +122,9 @@ def prompts(config: Config, valid: Sequence[Document]) -> list[list[int]]:
     return spaced(some, wanted.prompts)
 
 
-def spaced(prompts: list[list[int]], count: int) -> list[list[int]]:
-    """``count`` of the prompts, evenly spaced."""
-    return [prompts[i] for i in np.linspace(0, len(prompts) - 1, count).astype(int)]
+def spaced(items: list[Item], count: int) -> list[Item]:
+    """``count`` of the items, evenly spaced."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, count).astype(int)]
 
 
 def starts(documents: Sequence[Document]) -> list[list[int]]:

@@ -48,7 +48,6 @@ def prepare(config: Config, workdir: Path) -> Prepared:
             bos = token_streams.separator_id(tokenizer)
             eos = () if bos is None else (bos,)
     else:
-        assert target.text_tokenizer is not None
         shapes.check_kind(config, target)
         tokenizer, size = target.text_tokenizer, common.draft_vocabulary(config, target)
         bos, eos = target.config.bos_token_id, target.config.eos_token_id
