@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UserError(ValueError):
@@ -35,6 +36,17 @@ def on_disk(problem: str, advice: str, *kinds: type[Exception]) -> Iterator[None
     except (OSError, *kinds) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{problem} ({reason}); {advice}") from error
+
+
+def library(module: str, extra: str, problem: str) -> Any:
+    """The module of a package that only the ``extra`` of specjax installs.
+
+    Raises UserError without it: the problem, and the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"{problem}: pip install 'specjax[{extra}]'") from None
 
 
 class Parser(argparse.ArgumentParser):

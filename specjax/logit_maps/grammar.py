@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax.errors import UserError
+from specjax.errors import UserError, library
 
 # In this state of every automaton all tokens are allowed, and it is not left.
 FREE = 0
@@ -271,14 +271,8 @@ def of_setting(value: Any, tokens: Any, vocab_size: int, ends: Sequence[int]) ->
 
 def _outlines() -> Any:
     """The package that compiles expressions. Raises UserError if it is not installed."""
-    try:
-        import outlines_core
-    except ImportError:
-        raise UserError(
-            "regular expressions and JSON schemas need the package outlines-core: "
-            "pip install 'specjax[grammar]'"
-        ) from None
-    return outlines_core
+    problem = "regular expressions and JSON schemas need the package outlines-core"
+    return library("outlines_core", "grammar", problem)
 
 
 def _short(text: str) -> str:
