@@ -39,7 +39,7 @@ from specjax.data.recordings import Trace
 from specjax.declare import key
 from specjax.drafters.self_speculation import _skip_sets
 from specjax.drafters.self_speculation._skip_sets import ATTENTION, FILE, MLP, Skips, check
-from specjax.errors import Parser, UserError, library
+from specjax.errors import Parser, UserError, library, one_line
 from specjax.models import hf
 from specjax.types import LM, Array, ModelParams, Params, Sublayers
 
@@ -445,7 +445,7 @@ def main(argv: Sequence[str]) -> int:
         report = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
         result = search(loaded, traces, directory, settings, report)
     except UserError as error:
-        print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"specjax: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"wrote {directory / FILE}: {settings.objective} {result[settings.objective]:.3f}")
     return 0

@@ -72,14 +72,12 @@ def _read(path: Path, size: int, changed: int) -> GgufFile:
         magic = file.read(4)
     if magic != b"GGUF":
         raise UserError(f"{path} is not a .gguf file: it does not begin with GGUF")
-    try:
+    # The library checks little: a damaged file can raise any error.
+    with on_disk(f"{path} is damaged or incomplete", "copy it again", Exception):
         reader = gguf.GGUFReader(path)
         fields = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {tensor.name: _stored(tensor) for tensor in reader.tensors}
         big_endian = reader.endianess == gguf.GGUFEndian.BIG
-    except Exception as error:  # the library checks little: a damaged file can raise any error
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} is damaged or incomplete ({why}); copy it again") from None
     if big_endian:
         raise UserError(f"{path} is a big-endian .gguf file; give a little-endian one")
     if (parts := fields.get("split.count", 1)) > 1:
