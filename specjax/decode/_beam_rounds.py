@@ -284,9 +284,6 @@ def _put(block: Any, part: Any, at: jax.Array) -> Any:
     """The block with ``part`` at the places from ``at`` on, i32[B] or i32[] for all rows."""
     if isinstance(block, GrownBlock):
         return block.put(part, at)
-    if not at.ndim or len(at) == 1:
-        return tree.put(block, part, at.reshape(-1)[0])
+    each = at.ndim and len(at) > 1
     # With 64-bit types enabled, all indices of an update must have one type.
-    at = at.astype(jnp.result_type(int))
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0))
-    return jax.tree.map(lambda whole, new: put(whole, new.astype(whole.dtype), at), block, part)
+    return tree.put(block, part, at.astype(jnp.result_type(int)) if each else at.reshape(-1)[0])
