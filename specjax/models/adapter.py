@@ -39,24 +39,17 @@ def mapped(lm: LM, rename: Callable[[Params], Params]) -> LM:
     def pair(function: Callable | None) -> Any:
         return function and Bound(_renamed, function, Bound(_first_of, rename))
 
-    def numbered(make: Callable | None, wrap: Callable) -> Any:
-        # Equal numbers give the same function.
-        return make and functools.cache(lambda layers: wrap(make(layers)))
-
+    lm = lm.changed(whole, pair)
     inside, encoder = lm.inside, lm.encoder
     part = inside.part
     return lm._replace(
-        apply=whole(lm.apply),
         embed=whole(lm.embed),
         unembed=whole(lm.unembed),
-        tapping=numbered(lm.tapping, whole),
         inside=inside._replace(
             part=part and functools.cache(lambda some: mapped(part(some), rename)),
             queries=whole(inside.queries),
             last_norm=whole(inside.last_norm),
             some_logits=whole(inside.some_logits),
-            extended=pair(inside.extended),
-            above=numbered(inside.above, pair),
         ),
         encoder=encoder and encoder._replace(read=whole(encoder.read)),
     )
