@@ -106,6 +106,12 @@ def put(block: Any, part: Any, at: Array | int) -> Any:
     return jax.tree.map(one, block, part)
 
 
+def of_type(value: Any, kind: type) -> list[Any]:
+    """The parts of a pytree that are of this type, in order."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]
+
+
 def take(block: Any, places: Array, kept: Array) -> Any:
     """The tokens at ``places`` i32[B,M] of a block; zeros where ``kept`` bool[B,M] is False."""
     inside = jnp.where(kept, places, 0)
