@@ -155,7 +155,7 @@ def _decide(
         scored = logits[:, sizes.first(level) : sizes.first(level + 1)]
         own_logits = hypotheses.of(scored, node)
         bad = live & ~jnp.isfinite(own_logits.max(-1)).all(-1)
-        own, parent, token = hypotheses.step(now.own, _log_softmax(own_logits), rules)
+        own, parent, token = hypotheses.step(now.own, sampling.log_probs(own_logits), rules)
         here = jnp.arange(sizes.places) == (now.own.steps[:, None] * beams + parent)[..., None]
         front = Front(token, hypotheses.of(now.front.before, parent) | here)
         last = None if now.last is None else now.front
@@ -211,7 +211,7 @@ def _propose(
         fed = fed.join(part) if isinstance(fed, GrownBlock) else tree.join(fed, part)
         logits = out.logits[:, -sizes.levels[level - 1] :]
         sound &= jnp.isfinite(logits.max(-1)).all(-1)
-        logprobs = _log_softmax(logits) + scores[..., None]
+        logprobs = sampling.log_probs(logits) + scores[..., None]
         # No beam that goes on has ended.
         vocab = logprobs.shape[-1]
         ends = (jnp.arange(vocab)[:, None] == rules.stop).any(-1)
@@ -250,10 +250,6 @@ def _depths(sizes: Sizes, steps: jax.Array, new: list[jax.Array], lead: int = 0)
     fixed = jnp.arange(-lead, sizes.places) // sizes.beams
     later = steps[:, None] + jnp.concatenate(new)
     return jnp.concatenate([jnp.broadcast_to(fixed, (len(later), len(fixed))), later], 1)
-
-
-def _log_softmax(logits: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(logits.astype(sampling.dtype_of(logits)), -1)
 
 
 def _where(rows: jax.Array, new: Search, old: Search) -> Search:
