@@ -137,7 +137,7 @@ def trace(
     [chosen] = methods.prompts_of(model, [prompt]).prompts
     methods.check_length(model, [chosen], max_new_tokens)
     how = {"temperature": temperature, **settings}
-    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_id)
+    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_ids)
     job = job._replace(seed=seed, categories=[chosen.category], spell=model.spell)
     return record(job, one._replace(name=name or one.drafter.name))
 

@@ -62,6 +62,20 @@ class Loaded(NamedTuple):
             raise UserError(f"{where}; text needs a tokenizer")
         return self.tokenizer
 
+    @property
+    def spell(self) -> Callable[[list[int]], str]:
+        """Token ids to text; of a model without a tokenizer, the ids."""
+        return _numbers if self.tokenizer is None else self.tokenizer.decode
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, by the model's files; none if it was not read from files."""
+        return () if self.config is None else self.config.eos_token_id
+
+
+def _numbers(ids: list[int]) -> str:
+    return "".join(f" {token}" for token in ids)
+
 
 def resolve(
     directory: str | os.PathLike, *, weights: bool = True, names: Sequence[str] = ()
