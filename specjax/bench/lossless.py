@@ -17,6 +17,7 @@ import numpy as np
 
 from specjax import logit_maps, sampling
 from specjax.models import lm
+from specjax.prompt import pack_prompts
 from specjax.theory import statistics
 from specjax.types import LM, Context, Drafter, ModelParams
 
@@ -82,13 +83,11 @@ def pack(
     rows: list[list[int]], begins: list[int], batch: int, width: int, settings: dict
 ) -> Context:
     """A context of the texts; ``begins`` are the lengths of their prompts."""
-    tokens = np.zeros((batch, width), np.int32)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)] = row
-    lengths = np.array([len(row) for row in rows] + [1] * (batch - len(rows)), np.int32)
+    spare = batch - len(rows)
+    tokens, lengths = pack_prompts([*rows, *[[0]] * spare], width)
     how = sampling.make_sampling(batch, **settings)
-    how = sampling.after_prompt(how, jnp.asarray([*begins, *[1] * (batch - len(rows))]))
-    return Context(jnp.asarray(tokens), jnp.asarray(lengths), how)
+    how = sampling.after_prompt(how, jnp.asarray([*begins, *[1] * spare]))
+    return Context(jnp.asarray(np.maximum(tokens, 0)), lengths, how)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
