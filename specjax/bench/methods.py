@@ -171,14 +171,16 @@ def _prompt(model: hf.Loaded, given: Text, category: str | None, number: int) ->
     return prompt
 
 
-def check_length(model: hf.Loaded, prompts: Sequence[Prompt], new: int) -> None:
-    """Raises UserError if a prompt with ``new`` more tokens does not fit into the model."""
-    longest, most = max(len(prompt.ids) for prompt in prompts), model.lm.max_positions
+def check_length(model: LM, longest: int, new: int, more: str = "") -> None:
+    """Raises UserError if ``longest`` tokens of a prompt and ``new`` ones do not fit into the model.
+
+    ``more`` ends the message.
+    """
+    most = model.max_positions
     if most is not None and longest + new > most:
         raise UserError(
             f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
-            f"{longest + new}, and the model has {most} positions; shorten one of them, "
-            "or let config.max_prompt_tokens cut prompts"
+            f"{longest + new}, and the model has {most} positions; shorten one of them{more}"
         )
 
 

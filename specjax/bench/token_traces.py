@@ -135,7 +135,7 @@ def trace(
         model, method, name=name or "the method", seed=seed, temperatures=(temperature,)
     )
     [chosen] = methods.prompts_of(model, [prompt]).prompts
-    methods.check_length(model, [chosen], max_new_tokens)
+    methods.check_length(model.lm, len(chosen.ids), max_new_tokens)
     how = {"temperature": temperature, **settings}
     job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_ids)
     job = job._replace(seed=seed, categories=[chosen.category], spell=model.spell)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decode, drafters, logit_maps, registry, rng, sampling
-from specjax.bench import metrics
+from specjax.bench import methods, metrics
 from specjax.bench.passes import Method
 from specjax.checks import number, shown, whole
 from specjax.errors import UserError
@@ -336,11 +336,7 @@ def _sizes(model: Model, ids: Sequence[Sequence[int]], new: int) -> tuple[int, i
     Raises UserError for a text that is too long.
     """
     longest, most = max(map(len, ids)), model.lm.max_positions
-    if most is not None and longest + new > most:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, with max_new_tokens = {new} that is "
-            f"{longest + new}, and the model has {most} positions; shorten one of them"
-        )
+    methods.check_length(model.lm, longest, new)
     width, room = (-(-size // WIDTH) * WIDTH for size in (longest, new))
     # Not beyond the positions of the models for the sake of padding.
     draft = None if model.draft is None else model.draft.lm.max_positions

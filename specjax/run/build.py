@@ -145,7 +145,9 @@ def job(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
     new_tokens = settings.max_new_tokens if new_tokens is None else new_tokens
-    methods_lib.check_length(target, prompts.prompts, new_tokens)
+    longest = max(len(prompt.ids) for prompt in prompts.prompts)
+    shorter = ", or let config.max_prompt_tokens cut prompts"
+    methods_lib.check_length(target.lm, longest, new_tokens, shorter)
     sampling = dataclasses.replace(settings.sampling, temperature=temperature)
     ends, vocab = target.eos_ids, target.lm.vocab_size
     automaton = grammar.of_setting(sampling.grammar, target.lm.token_bytes, vocab, ends)
