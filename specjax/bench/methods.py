@@ -172,7 +172,7 @@ def _prompt(model: hf.Loaded, given: Text, category: str | None, number: int) ->
 
 
 def check_length(model: LM, longest: int, new: int, more: str = "") -> None:
-    """Raises UserError if ``longest`` tokens of a prompt and ``new`` ones do not fit into the model.
+    """Raises UserError if a prompt of ``longest`` tokens has no room for ``new`` ones in the model.
 
     ``more`` ends the message.
     """
