@@ -26,7 +26,7 @@ from specjax.bound import Bound
 from specjax.drafters.files import codec as codecs
 from specjax.drafters.files import head_files, probe
 from specjax.drafters.files.codec import ENGINES, Codec
-from specjax.errors import Parser, UserError
+from specjax.errors import Parser, UserError, one_line
 from specjax.models import hf, hf_weights, tensor_files
 
 # The file of heads that lie inside their target, and tensors of a Qwen2 that have a bias.
@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         head = convert(**args)
     except (UserError, OSError) as error:
-        print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"specjax: {one_line(error)}", file=sys.stderr)
         return 2
     for key, note in head.config.get("read_as", {}).items():
         print(f"{key}: {note}")

@@ -168,12 +168,11 @@ def advance(
     on and gets no token is done: it would get none in all further rounds.
     """
     stalled = (verdict.count <= 0) & (state.length < state.limit) & ~state.done & ~failed
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
     length = state.length + verdict.count
     if logprobs is not None:
         emitted = jnp.where(verdict.tokens >= 0, logprobs, 0)
-        state = state.replace(logprobs=put(state.logprobs, emitted, state.length))
-    tokens = put(state.tokens, verdict.tokens, state.length)
+        state = state.replace(logprobs=tree.put(state.logprobs, emitted, state.length))
+    tokens = tree.put(state.tokens, verdict.tokens, state.length)
     maps = logit_maps.advanced(state.sampling.maps, tokens, length)
     return state.replace(
         tokens=tokens,

@@ -148,6 +148,11 @@ def dtype_of(logits: jax.Array):
     return jnp.promote_types(logits.dtype, jnp.float32)
 
 
+def log_probs(logits: jax.Array) -> jax.Array:
+    """f[...,V]: the log-probabilities of logits, without settings, in float32 at least."""
+    return jax.nn.log_softmax(logits.astype(dtype_of(logits)), -1)
+
+
 def to_probs(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """The probabilities of each position under the sampling settings.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from specjax import accept, drafters
-from specjax import prompt as prompt_lib
 from specjax.bench.passes import Method
 from specjax.data.prompts import Prompt, PromptSet
 from specjax.errors import UserError
@@ -85,45 +84,22 @@ Given = tuple[Drafter, Accept] | tuple[Drafter, Accept, Any]
 Text = str | Sequence[int] | Prompt
 
 
-class Model(NamedTuple):
-    """A target with what is needed to read and to show text."""
+def model_of(target: hf.Loaded | tuple[LM, Any]) -> hf.Loaded:
+    """What ``hf.load`` returns, or the same of an ``LM`` with its parameters: without a tokenizer.
 
-    lm: LM
-    params: Any
-    encode: Callable[[str], list[int]] | None  # None: prompts are token ids
-    spell: Callable[[list[int]], str]
-    eos_id: tuple[int, ...]
-    directory: str | None
-    positions: int | None  # of the longest text
-
-
-def model_of(target: hf.Loaded | tuple[LM, Any]) -> Model:
-    """The model of ``hf.load``, or of an ``LM`` with its parameters, which has no tokenizer.
-
-    Text without a tokenizer is shown as token ids. Raises UserError for other objects.
+    Raises UserError for other objects.
     """
     if isinstance(target, hf.Loaded):
-        tokenizer = target.tokenizer
-        return Model(
-            target.lm,
-            target.params,
-            None
-            if tokenizer is None
-            else lambda text: of_text(target.lm, tokenizer.encode(text).ids, "a prompt"),
-            _numbers if tokenizer is None else tokenizer.decode,
-            target.config.eos_token_id,
-            target.directory,
-            target.config.longest_text,
-        )
+        return target
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], LM):
-        return Model(*target, None, _numbers, (), None, target[0].max_positions)
+        return hf.Loaded(*target, None, None, "")
     raise UserError(
         f"target is {_kind(target)}; it must be what hf.load returns, or (LM, its parameters)"
     )
 
 
 def method_of(
-    model: Model, given: Given, *, name: str, seed: int, temperatures: Sequence[float]
+    model: hf.Loaded, given: Given, *, name: str, seed: int, temperatures: Sequence[float]
 ) -> Method:
     """The method, with its parameters.
 
@@ -156,7 +132,9 @@ def method_of(
 
 
 def prompts_of(
-    model: Model, prompts: Sequence[Text] | Mapping[str, Sequence[Text]], name: str | None = None
+    model: hf.Loaded,
+    prompts: Sequence[Text] | Mapping[str, Sequence[Text]],
+    name: str | None = None,
 ) -> PromptSet:
     """The prompts: texts, token ids or ``Prompt``; a mapping has them by category.
 
@@ -173,13 +151,14 @@ def prompts_of(
     return PromptSet(name, result, [])
 
 
-def _prompt(model: Model, given: Text, category: str | None, number: int) -> Prompt:
+def _prompt(model: hf.Loaded, given: Text, category: str | None, number: int) -> Prompt:
     if isinstance(given, Prompt):
         prompt = given if category is None else given._replace(category=category)
     elif isinstance(given, str):
-        if model.encode is None:
+        if model.tokenizer is None:
             raise UserError("the target has no tokenizer; give the prompts as token ids")
-        prompt = Prompt(given, model.encode(given), category, number)
+        ids = of_text(model.lm, model.tokenizer.encode(given).ids, "a prompt")
+        prompt = Prompt(given, ids, category, number)
     else:
         ids = [int(token) for token in np.asarray(given).reshape(-1)]
         prompt = Prompt(model.spell(ids), ids, category, number)
@@ -190,17 +169,6 @@ def _prompt(model: Model, given: Text, category: str | None, number: int) -> Pro
             "give token ids of the target's vocabulary"
         )
     return prompt
-
-
-def check_length(model: Model, prompts: Sequence[Prompt], new: int) -> None:
-    """Raises UserError if a prompt with ``new`` more tokens does not fit into the model."""
-    longest = max(len(prompt.ids) for prompt in prompts)
-    advice = ", or let config.max_prompt_tokens cut prompts"
-    prompt_lib.check_length(longest, new, model.positions, advice)
-
-
-def _numbers(ids: list[int]) -> str:
-    return "".join(f" {token}" for token in ids)
 
 
 def _kind(value: Any) -> str:

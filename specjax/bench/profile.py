@@ -278,12 +278,10 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
     for batch in batches(job):
         state = begin(job, method.drafter, method.params, *batch)
         after, _ = _generate(job, method, state, CONFIDENCE_ROUNDS)
-        leaves = jax.tree.leaves(after.draft, is_leaf=lambda x: isinstance(x, calibrated.Recorded))
-        for own in leaves:
-            if isinstance(own, calibrated.Recorded):
-                shares, kept = sharding.fetch((own.confidences, own.accepted))
-                sure.append(shares[kept >= 0])
-                accepted.append(kept[kept >= 0])
+        for own in tree.of_type(after.draft, calibrated.Recorded):
+            shares, kept = sharding.fetch((own.confidences, own.accepted))
+            sure.append(shares[kept >= 0])
+            accepted.append(kept[kept >= 0])
     heats = calibration.fit(np.concatenate(sure), np.concatenate(accepted))
     return tuple(heats.tolist())
 
@@ -305,8 +303,7 @@ def _rounds(job: Job, method: Method, sizes: Sequence[int]) -> ltd.Rounds:
                 own = jax.tree.map(jnp.copy, before)
                 draft = _changed(own.draft, ltd.Recorded, "deepest", levels)
                 state, _ = _generate(job, method, own.replace(draft=draft), 1)
-                kept = jax.tree.leaves(state.draft, is_leaf=lambda x: isinstance(x, ltd.Recorded))
-                seen = next(x for x in kept if isinstance(x, ltd.Recorded))
+                seen = tree.of_type(state.draft, ltd.Recorded)[0]
                 tried.append(sharding.fetch((seen.candidates, seen.nodes, seen.accepted)))
             live = np.asarray(sharding.fetch(state.length) > sharding.fetch(before.length))
             if not live.any():

@@ -28,7 +28,7 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
     Args:
         params: its parameters.
         name: shown in reports; "" = the name of the directory.
-        directory: its directory or .gguf file; None: only the arrays are known.
+        directory: its directory or .gguf file; None or "": only the arrays are known.
 
     Returns:
         {"name", "dtype": of most parameters, or "int8" if kernels are, "parameters": their number,
@@ -44,8 +44,8 @@ def target(params: Any, *, name: str, directory: str | os.PathLike | None = None
     for leaf in (x for x in jax.tree.leaves(params) if getattr(x, "ndim", 0)):
         sizes[str(leaf.dtype)] += int(leaf.size)
     most = max(sizes, key=lambda kind: sizes[kind], default=None)
-    digest, files_read = _weights(params, None if directory is None else Path(directory))
-    known = Origin("", "arrays", None, ()) if directory is None else origin(directory)
+    digest, files_read = _weights(params, Path(directory) if directory else None)
+    known = origin(directory) if directory else Origin("", "arrays", None, ())
     return {
         "name": name or known.name,
         "dtype": "int8" if "int8" in sizes else most,

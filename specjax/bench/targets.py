@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from specjax import logit_maps, sampling
 from specjax.bench import lossless, metrics, uncertainty
 from specjax.bench.passes import Job, Pass, one_part
 from specjax.bound import Bound
 from specjax.drafters import none
+from specjax.drafters.draft_models import _small_model
 from specjax.drafters.pairs import in_size
-from specjax.models import lm
-from specjax.types import LM, ModelParams
+from specjax.types import ModelParams
 
 
 def between(first: Job, other: Job, texts: Sequence[Pass]) -> dict[str, Any]:
@@ -44,9 +43,8 @@ def between(first: Job, other: Job, texts: Sequence[Pass]) -> dict[str, Any]:
         "texts_equal": sum(list(a) == list(b) for a, b in pairs),
         "tokens": sum(map(len, outputs)),
     }
-    drafter = none.make(first.target)._replace(
-        probs=Bound(_probs, in_size(other.target, first.target.vocab_size))
-    )
+    model = in_size(other.target, first.target.vocab_size)
+    drafter = none.make(first.target)._replace(probs=Bound(_small_model.probs, model))
     params, width = ModelParams(first.params, other.params), first.width + first.max_new_tokens
     scored = lossless.Texts(
         first.target, params, first.prompts, outputs, first.settings, drafter, width
@@ -58,13 +56,6 @@ def between(first: Job, other: Job, texts: Sequence[Pass]) -> dict[str, Any]:
         values = shared if temperature == 0 else 1 - shared
         result |= _mean(name, values, outputs)
     return result
-
-
-def _probs(model: LM, params: ModelParams, context: Any) -> Any:
-    """``Drafter.probs`` of the other target."""
-    logits = lm.forward(model, params.draft, context.tokens).logits
-    logits = logit_maps.along_text(context.sampling.maps, logits, context.tokens)
-    return sampling.to_probs(logits, context.sampling)
 
 
 def _mean(name: str, values: np.ndarray, outputs: Sequence[Sequence[int]]) -> dict[str, Any]:

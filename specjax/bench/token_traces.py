@@ -20,13 +20,14 @@ from specjax import decode, outcome, sampling, step, tree
 from specjax.accept import verdict
 from specjax.bench import lossless, methods, passes
 from specjax.bench.methods import Given, Text
+from specjax.bench.results import SCHEMA
 from specjax.checks import number as check_number
 from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
+from specjax.prompt import check_length
 from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, StepInfo
 
-SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
 ACCEPTED, RESIDUAL, BONUS, PLAIN = range(4)
 
@@ -135,9 +136,9 @@ def trace(
         model, method, name=name or "the method", seed=seed, temperatures=(temperature,)
     )
     [chosen] = methods.prompts_of(model, [prompt]).prompts
-    methods.check_length(model, [chosen], max_new_tokens)
+    check_length(len(chosen.ids), max_new_tokens, model.lm.max_positions)
     how = {"temperature": temperature, **settings}
-    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_id)
+    job = passes.Job(model.lm, model.params, [chosen.ids], how, 1, max_new_tokens, model.eos_ids)
     job = job._replace(seed=seed, categories=[chosen.category], spell=model.spell)
     return record(job, one._replace(name=name or one.drafter.name))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from specjax import tree
+from specjax import sampling, tree
 from specjax.control import costs
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, Array, Context, Draft, Lasting, Verdict
@@ -178,7 +177,7 @@ def accepted(verdict: Verdict) -> Array:
 
 def entropies(logits: Array) -> Array:
     """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
-    logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), -1)
+    logp = sampling.log_probs(logits)
     return -jnp.where(logp > -jnp.inf, jnp.exp(logp) * logp, 0).sum(-1)
 
 

@@ -155,7 +155,7 @@ def _decide(
         scored = logits[:, sizes.first(level) : sizes.first(level + 1)]
         own_logits = hypotheses.of(scored, node)
         bad = live & ~jnp.isfinite(own_logits.max(-1)).all(-1)
-        own, parent, token = hypotheses.step(now.own, _log_softmax(own_logits), rules)
+        own, parent, token = hypotheses.step(now.own, sampling.log_probs(own_logits), rules)
         here = jnp.arange(sizes.places) == (now.own.steps[:, None] * beams + parent)[..., None]
         front = Front(token, hypotheses.of(now.front.before, parent) | here)
         last = None if now.last is None else now.front
@@ -211,7 +211,7 @@ def _propose(
         fed = fed.join(part) if isinstance(fed, GrownBlock) else tree.join(fed, part)
         logits = out.logits[:, -sizes.levels[level - 1] :]
         sound &= jnp.isfinite(logits.max(-1)).all(-1)
-        logprobs = _log_softmax(logits) + scores[..., None]
+        logprobs = sampling.log_probs(logits) + scores[..., None]
         # No beam that goes on has ended.
         vocab = logprobs.shape[-1]
         ends = (jnp.arange(vocab)[:, None] == rules.stop).any(-1)
@@ -252,10 +252,6 @@ def _depths(sizes: Sizes, steps: jax.Array, new: list[jax.Array], lead: int = 0)
     return jnp.concatenate([jnp.broadcast_to(fixed, (len(later), len(fixed))), later], 1)
 
 
-def _log_softmax(logits: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(logits.astype(sampling.dtype_of(logits)), -1)
-
-
 def _where(rows: jax.Array, new: Search, old: Search) -> Search:
     """The new search in the rows bool[B], without the blocks, which are equal."""
     bare = [each.replace(grown=None, draft=None) for each in (new, old)]
@@ -284,9 +280,6 @@ def _put(block: Any, part: Any, at: jax.Array) -> Any:
     """The block with ``part`` at the places from ``at`` on, i32[B] or i32[] for all rows."""
     if isinstance(block, GrownBlock):
         return block.put(part, at)
-    if not at.ndim or len(at) == 1:
-        return tree.put(block, part, at.reshape(-1)[0])
+    each = at.ndim and len(at) > 1
     # With 64-bit types enabled, all indices of an update must have one type.
-    at = at.astype(jnp.result_type(int))
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0))
-    return jax.tree.map(lambda whole, new: put(whole, new.astype(whole.dtype), at), block, part)
+    return tree.put(block, part, at.astype(jnp.result_type(int)) if each else at.reshape(-1)[0])

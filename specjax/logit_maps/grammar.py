@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax.errors import UserError
+from specjax.errors import UserError, library, one_line
 
 # In this state of every automaton all tokens are allowed, and it is not left.
 FREE = 0
@@ -201,7 +201,7 @@ def of_regex(pattern: str, tokens: Any, vocab_size: int, ends: tuple[int, ...]) 
         core.Index(pattern, core.Vocabulary(256, letters))
         index = core.Index(f"(?:{pattern}){LAST}", core.Vocabulary(vocab_size + 1, ids))
     except (ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"the grammar {_short(pattern)} cannot be used: {reason}") from None
     moves: dict[int, dict[int, int]] = index.get_transitions()
     over = set(index.get_final_states())
@@ -235,7 +235,7 @@ def of_schema(
     try:
         pattern = _outlines().json_schema.build_regex_from_schema(text)
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"the JSON schema {_short(text)} cannot be used: {reason}") from None
     return of_regex(pattern, tokens, vocab_size, ends)
 
@@ -271,14 +271,8 @@ def of_setting(value: Any, tokens: Any, vocab_size: int, ends: Sequence[int]) ->
 
 def _outlines() -> Any:
     """The package that compiles expressions. Raises UserError if it is not installed."""
-    try:
-        import outlines_core
-    except ImportError:
-        raise UserError(
-            "regular expressions and JSON schemas need the package outlines-core: "
-            "pip install 'specjax[grammar]'"
-        ) from None
-    return outlines_core
+    problem = "regular expressions and JSON schemas need the package outlines-core"
+    return library("outlines_core", "grammar", problem)
 
 
 def _short(text: str) -> str:

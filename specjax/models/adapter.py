@@ -39,24 +39,17 @@ def mapped(lm: LM, rename: Callable[[Params], Params]) -> LM:
     def pair(function: Callable | None) -> Any:
         return function and Bound(_renamed, function, Bound(_first_of, rename))
 
-    def numbered(make: Callable | None, wrap: Callable) -> Any:
-        # Equal numbers give the same function.
-        return make and functools.cache(lambda layers: wrap(make(layers)))
-
+    lm = lm.changed(whole, pair)
     inside, encoder = lm.inside, lm.encoder
     part = inside.part
     return lm._replace(
-        apply=whole(lm.apply),
         embed=whole(lm.embed),
         unembed=whole(lm.unembed),
-        tapping=numbered(lm.tapping, whole),
         inside=inside._replace(
             part=part and functools.cache(lambda some: mapped(part(some), rename)),
             queries=whole(inside.queries),
             last_norm=whole(inside.last_norm),
             some_logits=whole(inside.some_logits),
-            extended=pair(inside.extended),
-            above=numbered(inside.above, pair),
         ),
         encoder=encoder and encoder._replace(read=whole(encoder.read)),
     )
@@ -254,7 +247,7 @@ def _with_block(
     result, free = [], foreign.with_slots(room)
     for i, (held, (leaf, axes)) in enumerate(zip(cache.leaves, free, strict=True)):
         buffer = jnp.concatenate([held, jnp.moveaxis(leaf, axes, (0, 1))], 1)
-        buffer = buffer if block is None else _put(buffer, block.leaves[i], begin)
+        buffer = buffer if block is None else tree.put(buffer, block.leaves[i], begin)
         result.append(jnp.moveaxis(buffer, (0, 1), axes))
     return result
 
@@ -292,14 +285,6 @@ def _index(leaf: Array, axes: _Axes, start: Array | int) -> Array:
     return jnp.broadcast_to(start.reshape(shape).astype(leaf.dtype), leaf.shape)
 
 
-def _put(buffer: Array, block: Array, start: Array | int) -> Array:
-    """The buffer [B,S,...] with ``block`` [B,M,...] at the slots from ``start`` on."""
-    put, block = jax.lax.dynamic_update_slice_in_dim, block.astype(buffer.dtype)
-    if isinstance(start, int):
-        return put(buffer, block, start, 1)
-    return jax.vmap(Bound(put, axis=0))(buffer, block, start)
-
-
 def _slots(buffer: Array, axes: _Axes, start: Array | int, count: int) -> Array:
     """[B,M,...]: ``count`` slots from ``start`` on."""
     rows, inner = axes.rows, axes.slots - (axes.rows < axes.slots)
@@ -319,5 +304,4 @@ def _commit(
     kept, _ = tree.accepted(block, count, path)
     # With 64-bit types enabled, all indices of an update must have one type.
     start = kv.write_after(cache.length, kept.output).astype(jnp.result_type(int))
-    pairs = zip(cache.leaves, kept.leaves, strict=True)
-    return Buffers(tuple(_put(*each, start) for each in pairs), cache.length + count)
+    return Buffers(tree.put(cache.leaves, kept.leaves, start), cache.length + count)

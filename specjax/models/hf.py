@@ -62,6 +62,20 @@ class Loaded(NamedTuple):
             raise UserError(f"{where}; text needs a tokenizer")
         return self.tokenizer
 
+    @property
+    def spell(self) -> Callable[[list[int]], str]:
+        """Token ids to text; of a model without a tokenizer, the ids."""
+        return _numbers if self.tokenizer is None else self.tokenizer.decode
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, by the model's files; none if it was not read from files."""
+        return () if self.config is None else self.config.eos_token_id
+
+
+def _numbers(ids: list[int]) -> str:
+    return "".join(f" {token}" for token in ids)
+
 
 def resolve(
     directory: str | os.PathLike, *, weights: bool = True, names: Sequence[str] = ()
@@ -183,14 +197,19 @@ def save(
     Raises UserError if the parameters do not fit the config or the directory holds something else
     than a model, and OSError; the directory then stays unchanged.
     """
-    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, lm.abstract_params(config)):
+    check_params(params, lm.abstract_params(config))
+    raw = config_to_hf(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
+    raw |= more or {}
+    write(directory, config, params, raw, tokenizer, max_shard_bytes=max_shard_bytes)
+
+
+def check_params(params: dict, like: dict) -> None:
+    """Raises UserError for parameters with other names or shapes than those of a configuration."""
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, like):
         raise UserError(
             "the parameters are not those of the config; "
             "save a model with the config it was made with"
         )
-    raw = config_to_hf(config) | {"torch_dtype": str(params["embed"]["embedding"].dtype)}
-    raw |= more or {}
-    write(directory, config, params, raw, tokenizer, max_shard_bytes=max_shard_bytes)
 
 
 def write(

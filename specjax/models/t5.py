@@ -30,6 +30,7 @@ from specjax.models.attention import Past, Scores, Stored, attend
 from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.t5_config import T5Config
 from specjax.models.transformer import Mlp, Transformer
+from specjax.sampling import dtype_of
 
 
 def buckets(config: T5Config, both_ways: bool) -> np.ndarray:
@@ -64,7 +65,7 @@ class RelativeBias(nnx.Module):
     def __call__(self, distance: jax.Array) -> jax.Array:
         """i32[B,T,S] -> f32[B,H,T,S], float32 at least."""
         each = self.table.embedding[...][buckets(self.config, self.both_ways)]
-        each = each.astype(_wide(each))
+        each = each.astype(dtype_of(each))
         place = jnp.clip(distance, -self.most, self.most) + self.most
         return jnp.moveaxis(jnp.take(each, place, axis=0), -1, 1)
 
@@ -91,7 +92,7 @@ class T5Attention(nnx.Module):
         """
         q, (k, v) = self._by_head(self.q(x[:, first:])), self.keys(x)
         bias = bias[:, :, first:]
-        scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=_wide(q)) + bias
+        scores = jnp.einsum("bthd,bshd->bhts", q, k, preferred_element_type=dtype_of(q)) + bias
         return self._joined(_weighed(scores, real[:, None, None], v.swapaxes(1, 2)).astype(x.dtype))
 
     def after(
@@ -109,7 +110,7 @@ class T5Attention(nnx.Module):
         """
         q = self._by_head(self.q(x)).swapaxes(1, 2)
         keys, values = (array.astype(q.dtype) for array in (before.k_cache, before.v_cache))
-        scores = jnp.einsum("bhtd,bhsd->bhts", q, keys, preferred_element_type=_wide(q))
+        scores = jnp.einsum("bhtd,bhsd->bhts", q, keys, preferred_element_type=dtype_of(q))
         real = (jnp.arange(keys.shape[2]) < source[:, None])[:, None, None]
         out = jnp.where((source > 0)[:, None, None, None], _weighed(scores, real, values), 0)
         return self._joined(out.astype(x.dtype))
@@ -124,15 +125,10 @@ class T5Attention(nnx.Module):
         return self.o(out.reshape(*out.shape[:2], -1))
 
 
-def _wide(x: jax.Array):
-    """float32 at least."""
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _weighed(scores: jax.Array, real: jax.Array, values: jax.Array) -> jax.Array:
     """The values [B,H,S,D] by the softmax of scores [B,H,T,S] where ``real``: [B,H,T,D]."""
     weights = jax.nn.softmax(jnp.where(real, scores, jnp.finfo(scores.dtype).min), axis=-1)
-    weights, wide = weights.astype(values.dtype), _wide(values)
+    weights, wide = weights.astype(values.dtype), dtype_of(values)
     return jnp.einsum("bhts,bhsd->bhtd", weights, values, preferred_element_type=wide)
 
 

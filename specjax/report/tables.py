@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.errors import UserError
+from specjax.errors import library
 from specjax.report import inputs
 from specjax.report.columns import table
 
@@ -44,10 +44,7 @@ def to_frame(
     Raises:
         UserError: pandas is not installed, or results.json cannot be used.
     """
-    try:
-        import pandas  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise UserError("to_frame needs pandas: pip install 'specjax[frame]'") from None
+    pandas = library("pandas", "frame", "to_frame needs pandas")
     if not isinstance(results, Mapping):
         results = inputs.read_results(inputs.results_path(Path(results).expanduser()))
     return pandas.DataFrame(flat(results, categories=categories))

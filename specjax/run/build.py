@@ -15,13 +15,14 @@ from jax.sharding import Mesh
 from specjax import sharding
 from specjax.bench import methods as methods_lib
 from specjax.bench import passes
-from specjax.bench.methods import MethodChoice, Model
+from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Job, Method
 from specjax.data.prompts import PromptSet
 from specjax.drafters.files import probe
 from specjax.errors import TooLong, UserError
 from specjax.logit_maps import grammar
 from specjax.models import hf, memory
+from specjax.prompt import check_length
 from specjax.run.settings import Settings
 from specjax.train.display import report
 
@@ -119,7 +120,7 @@ def methods(
 
 def job(
     settings: Settings,
-    target: hf.Loaded | Model,
+    target: hf.Loaded,
     prompts: PromptSet,
     temperature: float,
     batch_size: int,
@@ -131,7 +132,6 @@ def job(
         UserError: settings out of range, more rows than prompts, a text longer than the context, a
             cache that the device's memory does not hold.
     """
-    model = target if isinstance(target, Model) else methods_lib.model_of(target)
     count, devices = len(prompts.prompts), mesh(settings)
     parts = 1 if devices is None else devices.shape[sharding.DATA]
     if batch_size % parts:
@@ -145,23 +145,25 @@ def job(
             f"the batch size is {batch_size} and there are {count} {what}; give more, or lower it"
         )
     new_tokens = settings.max_new_tokens if new_tokens is None else new_tokens
-    methods_lib.check_length(model, prompts.prompts, new_tokens)
+    longest = max(len(prompt.ids) for prompt in prompts.prompts)
+    shorter = ", or let config.max_prompt_tokens cut prompts"
+    check_length(longest, new_tokens, target.lm.max_positions, shorter)
     sampling = dataclasses.replace(settings.sampling, temperature=temperature)
-    ends, vocab = model.eos_id, model.lm.vocab_size
-    automaton = grammar.of_setting(sampling.grammar, model.lm.token_bytes, vocab, ends)
+    ends, vocab = target.eos_ids, target.lm.vocab_size
+    automaton = grammar.of_setting(sampling.grammar, target.lm.token_bytes, vocab, ends)
     built = Job(
-        target=model.lm,
-        params=model.params,
+        target=target.lm,
+        params=target.params,
         prompts=[prompt.ids for prompt in prompts.prompts],
         settings=sampling.arguments(ends, vocab, automaton),
         batch_size=batch_size,
         max_new_tokens=new_tokens,
-        eos_id=() if settings.ignore_eos else model.eos_id,
+        eos_id=() if settings.ignore_eos else ends,
         seed=settings.seed,
         repeats=settings.repeats,
         name=prompts.name,
         categories=[prompt.category for prompt in prompts.prompts],
-        spell=model.spell,
+        spell=target.spell,
         verify_widths=settings.verify_widths,
         mesh=devices,
     )

@@ -29,7 +29,6 @@ from specjax.bench import (
     uncertainty,
 )
 from specjax.bench.measuring import Programs
-from specjax.bench.methods import Model
 from specjax.data import progress
 from specjax.data.prompts import PromptSet
 from specjax.models import hf
@@ -82,7 +81,7 @@ class Parts:
 
 def grid(
     settings: Settings,
-    target: hf.Loaded | Model,
+    target: hf.Loaded,
     methods: list[passes.Method],
     chosen: PromptSet,
     more: Sequence[str] = (),

@@ -14,7 +14,7 @@ from rich.console import Console
 from specjax import files
 from specjax.bench import methods as methods_lib
 from specjax.bench import proofs, provenance, results
-from specjax.bench.methods import Given, Model, Text
+from specjax.bench.methods import Given, Text
 from specjax.data import progress
 from specjax.data.prompts import PromptSet
 from specjax.errors import UserError
@@ -81,7 +81,8 @@ def measure(
     keys |= {"repeats": repeats, "trace_tokens": trace_tokens}
     settings = _settings(dict(sampling or {}), grid, keys)
     proven, model = [_proof(each) for each in proof], methods_lib.model_of(target)
-    facts = {"mode": "bench", "target": model.directory, "methods": list(methods), "proof": proof}
+    source = model.directory or None
+    facts = {"mode": "bench", "target": source, "methods": list(methods), "proof": proof}
     settings = dataclasses.replace(settings, config_json=_text(settings, facts))
     own = terminal.console() if show else Console(quiet=True), progress.Progress()
     bench = cells.Bench(settings, *own, proven, cells.Parts())
@@ -90,7 +91,11 @@ def measure(
 
 
 def _measured(
-    bench: cells.Bench, model: Model, chosen: PromptSet, methods: Mapping[str, Given], workdir: Path
+    bench: cells.Bench,
+    model: hf.Loaded,
+    chosen: PromptSet,
+    methods: Mapping[str, Given],
+    workdir: Path,
 ) -> dict[str, Any]:
     """``measure``, with what it made of its arguments."""
     settings = bench.settings
@@ -125,7 +130,7 @@ def _settings(sampling: dict[str, Any], grid: GridKeys, keys: dict[str, Any]) ->
 def _proof(given: Any) -> proofs.Proof:
     if isinstance(given, str | os.PathLike):
         return proofs.read(Path(given))
-    if all(hasattr(given, name) for name in ("name", "findings", "passed")):
+    if isinstance(given, proofs.Report):
         return proofs.of_report(given)
     raise UserError(
         f"proof has an object of type {type(given).__name__}; it must have reports of "

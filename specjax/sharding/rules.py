@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax import tree
 from specjax.cache import KVCache, RecurrentState
 from specjax.errors import UserError
 from specjax.sharding.mesh import DATA, FSDP, TENSOR, with_all_axes
@@ -127,9 +128,8 @@ def check_decoding(mesh: Mesh, target: LM) -> None:
             f"takes {DATA} and {TENSOR}"
         )
     cache = jax.eval_shape(lambda: target.init_cache(1, 1))
-    leaves = jax.tree.leaves(cache, is_leaf=lambda x: isinstance(x, KVCache | RecurrentState))
-    heads = {x.shape[1] for own in leaves if isinstance(own, KVCache) for x in own.k}
-    states = {own.memory.shape[1] for own in leaves if isinstance(own, RecurrentState)}
+    heads = {x.shape[1] for own in tree.of_type(cache, KVCache) for x in own.k}
+    states = {own.memory.shape[1] for own in tree.of_type(cache, RecurrentState)}
     for kind, counts in (("key/value heads", heads), ("heads with a state", states)):
         for count in sorted(counts):
             if count % sizes[TENSOR]:

@@ -44,31 +44,19 @@ def check_law(
     accepts has the target's law too.
     """
     name = f"exact law of a round, {setting_name(settings)}" if settings else "exact law of a round"
-    reason = ""
-    steps, worst, drafted = drafter.longest + 1, 0.0, 0.0
-    accepted = np.zeros(steps)
+    models, steps = (target, drafter, rule, params), drafter.longest + 1
     starts = [*((prompt, 0) for prompt in prompts), *((prompts[-1], n) for n in after)]
-    with jax.enable_x64(True):
-        wide = jax.tree.map(widen, params)
-        try:
-            for prompt, played in starts:
-                result = exact.enumerated(
-                    *(target, drafter, rule, wide, list(prompt), steps),
-                    rounds=1,
-                    after=played,
-                    **settings,
-                )
-                worst = max(worst, statistics.total_variation(result.law, result.truth))
-                drafted += result.drafted / len(starts)
-                accepted += result.accepted / len(starts)
-        except (exact.NoiseReused, exact.ImpossibleProbs, exact.WrongVerdict) as error:
-            return Finding(name, False, str(error))
-        except (exact.NotEnumerable, exact.TooLarge) as error:
-            reason = str(error)
-    if reason:
+    try:
+        results = _enumerated(models, starts, settings)
+    except (exact.NoiseReused, exact.ImpossibleProbs, exact.WrongVerdict) as error:
+        return Finding(name, False, str(error))
+    except (exact.NotEnumerable, exact.TooLarge) as error:
         if not count:
-            return Finding(name, None, f"not enumerated: {reason}")
-        return _counted(name, reason, (target, drafter, rule, params), prompts, settings)
+            return Finding(name, None, f"not enumerated: {error}")
+        return _counted(name, str(error), models, prompts, settings)
+    worst = max(statistics.total_variation(each.law, each.truth) for each in results)
+    drafted = float(np.mean([each.drafted for each in results]))
+    accepted = np.mean([each.accepted for each in results], axis=0)
     mean = float(accepted @ np.arange(steps))
     detail = f"total variation {worst:.1e}; {drafted:.3g} nodes drafted, {mean:.3g} accepted"
     if worst >= EXACT:
@@ -88,21 +76,30 @@ def distance(target, drafter, rule, params, prompts, **settings) -> Finding:
     in nats), of the first round after each prompt. It has no bound to fail.
     """
     name, far = f"distance of a round's law, {setting_name(settings)}", np.zeros(2)
+    starts = [(prompt, 0) for prompt in prompts]
     try:
-        with jax.enable_x64(True):
-            wide = jax.tree.map(widen, params)
-            for prompt in prompts:
-                result = exact.enumerated(
-                    *(target, drafter, rule, wide, list(prompt), drafter.longest + 1),
-                    rounds=1,
-                    **settings,
-                )
-                pair = result.law, result.truth
-                each = statistics.total_variation(*pair), scipy.special.rel_entr(*pair).sum()
-                far = np.maximum(far, each)
+        results = _enumerated((target, drafter, rule, params), starts, settings)
     except (exact.NotEnumerable, exact.TooLarge) as error:
         return Finding(name, None, f"not enumerated: {error}")
+    for each in results:
+        pair = each.law, each.truth
+        one = statistics.total_variation(*pair), scipy.special.rel_entr(*pair).sum()
+        far = np.maximum(far, one)
     return Finding(name, True, f"total variation {far[0]:.3g}, KL divergence {far[1]:.3g} nats")
+
+
+def _enumerated(
+    models: _Models, starts: Sequence[tuple[Sequence[int], int]], settings: dict
+) -> list[exact.Enumerated]:
+    """The law of one round, in float64, after each prompt and number of rounds before it."""
+    target, drafter, rule, params = models
+    steps, how = drafter.longest + 1, {"rounds": 1, **settings}
+    with jax.enable_x64(True):
+        wide = jax.tree.map(widen, params)
+        return [
+            exact.enumerated(target, drafter, rule, wide, list(prompt), steps, after=played, **how)
+            for prompt, played in starts
+        ]
 
 
 def _counted(name: str, reason: str, models: _Models, prompts, settings: dict) -> Finding:

@@ -227,14 +227,11 @@ def _init_cache(batch: int, slots: int) -> TabularCache:
 
 
 def _commit(cache, block, count, path=None):
-    if path is None:
-        path = jnp.broadcast_to(jnp.arange(block.shape[1]), block.shape)
-    kept = jnp.arange(path.shape[1]) < count[:, None]
-    slot = cache.length[:, None] + jnp.arange(path.shape[1])
+    new, kept = tree.accepted(block, count, path)
+    slot = cache.length[:, None] + jnp.arange(kept.shape[1])
     place = jnp.where(kept, slot, cache.entries.shape[1])
-    rows = jnp.arange(path.shape[0])[:, None]
-    block = tree.take(block, path, kept)
-    entries = cache.entries.at[rows, place].set(block, mode="drop")
+    rows = jnp.arange(len(kept))[:, None]
+    entries = cache.entries.at[rows, place].set(new, mode="drop")
     return cache.replace(entries=entries, length=cache.length + count)
 
 

@@ -106,17 +106,13 @@ def _compare(
 def _same_entries(state: Any, fresh: Any) -> np.ndarray | bool:
     """bool[B]: whether all caches of table models have the same entries, as far as both reach."""
     good: np.ndarray | bool = True
-    for ours, other in zip(_caches(state), _caches(fresh), strict=True):
+    caches = (tree.of_type(each, TabularCache) for each in (state, fresh))
+    for ours, other in zip(*caches, strict=True):
         lengths = np.minimum(np.asarray(ours.length), np.asarray(other.length))
         first, second = np.asarray(ours.entries), np.asarray(other.entries)
         inside = np.arange(first.shape[1]) < lengths[:, None]
         good = good & ((first == second) | ~inside).all(-1)
     return good
-
-
-def _caches(state: Any) -> list[Any]:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, TabularCache))
-    return [leaf for leaf in leaves if isinstance(leaf, TabularCache)]
 
 
 def widths_do_not_matter(drafter: Drafter, target: LM, params: ModelParams) -> Finding:

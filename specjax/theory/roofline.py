@@ -23,17 +23,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
 from specjax import checks
 from specjax.errors import UserError
+from specjax.models import lm
+from specjax.models.transformer_config import TransformerConfig
 from specjax.theory import chain
-
-if TYPE_CHECKING:
-    from specjax.models.transformer_config import TransformerConfig
 
 ACTIVATION_BYTES = 2  # of a number that chips exchange
 STATE_BYTES = 4  # of a number of a state
@@ -232,39 +232,7 @@ def parameters(config: TransformerConfig) -> int:
     """The number of parameters of a decoder. Raises UserError for a model with an encoder."""
     if config.positions == "relative":
         raise UserError("the roofline model has no encoder: it takes a decoder")
-    embed, hidden = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    # A LayerNorm has a bias.
-    norm = 2 if config.norm == "layer" else 1
-    gates = queries * config.attention_gate
-    attention = embed * (2 * queries + 2 * keys + gates)
-    attention += (queries + 2 * keys + gates) * config.attention_bias
-    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
-    normed = queries + keys if config.qk_norm_whole else 2 * config.head_dim
-    attention += embed * output_bias + norm * normed * config.qk_norm
-    recurrent = config.recurrent
-    layers = config.num_layers * (2 * norm * embed * (config.pre_norm + config.post_norm))
-    if recurrent is not None:
-        heads, values = recurrent.value_heads, recurrent.value_heads * recurrent.value_dim
-        mamba = recurrent.kind == "mamba2"
-        own = (recurrent.channels + 2 * values + (1 if mamba else 2) * heads) * embed
-        # Of Mamba-2 the convolution has biases, and the norm the width of all heads.
-        own += recurrent.channels * (recurrent.kernel + mamba)
-        own += (3 * heads + values) if mamba else (2 * heads + recurrent.value_dim)
-        layers += len(recurrent.layers) * (own - attention)
-    mlp = (2 + config.gated) * embed * hidden
-    mlp += ((1 + config.gated) * hidden + embed) * config.mlp_bias
-    layers -= len(config.without_mlp) * (mlp + norm * embed * (config.pre_norm + config.post_norm))
-    total = layers + config.num_layers * (attention + mlp) + norm * embed
-    if config.experts is not None:
-        own = config.experts
-        each = 3 * embed * own.intermediate_size
-        shared = 0 if own.shared_size is None else embed * (3 * own.shared_size + 1)
-        total += len(own.layers) * (own.experts * (each + embed) + shared - mlp)
-    total += config.vocab_size * embed * (1 if config.tie_embeddings else 2)
-    if config.positions == "learned":
-        total += config.max_positions * embed
-    return total + config.vocab_size * (config.head_bias and not config.tie_embeddings)
+    return sum(leaf.size for leaf in jax.tree.leaves(lm.abstract_params(config)))
 
 
 def pass_time(

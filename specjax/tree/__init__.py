@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,12 +91,25 @@ def join(*parts: Any) -> Any:
 
 
 def put(block: Any, part: Any, at: Array | int) -> Any:
-    """A preallocated block with ``part`` at the places from ``at`` on, the same in all rows."""
+    """A preallocated block with ``part`` at the places from ``at`` on.
+
+    ``at`` is a number that all rows share, or i32[B].
+    """
+    write = jax.lax.dynamic_update_slice_in_dim
 
     def one(whole: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(whole, new.astype(whole.dtype), at, axis=1)
+        new = new.astype(whole.dtype)
+        if jnp.ndim(at):
+            return jax.vmap(functools.partial(write, axis=0))(whole, new, at)
+        return write(whole, new, at, axis=1)
 
     return jax.tree.map(one, block, part)
+
+
+def of_type(value: Any, kind: type) -> list[Any]:
+    """The parts of a pytree that are of this type, in order."""
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]
 
 
 def take(block: Any, places: Array, kept: Array) -> Any:

@@ -120,6 +120,10 @@ class Inside(NamedTuple):
     decoder: Any = None
 
 
+# From an ``apply`` to another one.
+ApplyChange = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 class LM(NamedTuple):
     """A language model as pure functions: a target, or the inner model of a drafter.
 
@@ -217,21 +221,23 @@ class LM(NamedTuple):
             )
         return self._replace(apply=self.inside.above(layers))
 
-    def changed(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> LM:
+    def changed(self, change: ApplyChange, of_pair: ApplyChange | None = None) -> LM:
         """The model with ``change(apply)`` in the place of each function that is an ``apply``.
 
-        Its parts are not changed.
+        ``of_pair``: the same for those that take a pair with the parameters; None: ``change``. Its
+        parts are not changed.
         """
+        of_pair = change if of_pair is None else of_pair
 
-        def each(make: Callable | None) -> Callable | None:
+        def each(make: Callable | None, change: ApplyChange) -> Callable | None:
             # Equal numbers give the same function.
             return make and functools.cache(lambda layers: change(make(layers)))
 
-        extended, above = self.inside.extended, self.inside.above
+        extended, above = self.inside.extended, each(self.inside.above, of_pair)
         return self._replace(
             apply=change(self.apply),
-            tapping=each(self.tapping),
-            inside=self.inside._replace(extended=extended and change(extended), above=each(above)),
+            tapping=each(self.tapping, change),
+            inside=self.inside._replace(extended=extended and of_pair(extended), above=above),
         )
 
     def no_output(self, batch: int) -> Output:

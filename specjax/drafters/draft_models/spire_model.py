@@ -592,11 +592,7 @@ def save(
     Raises UserError if the parameters do not fit the config or the directory holds something else
     than a model, and OSError; the directory then stays unchanged.
     """
-    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, abstract_params(config)):
-        raise UserError(
-            "the parameters are not those of the config; "
-            "save a model with the config it was made with"
-        )
+    hf.check_params(params, abstract_params(config))
     raw: dict[str, Any] = {"architectures": [ARCHITECTURE], "model_type": "spire"}
     raw |= {key: getattr(config, key) for key in _KEYS}
     raw |= {"target_layers": layers} if layers else {}

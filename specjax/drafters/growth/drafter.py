@@ -19,6 +19,7 @@ from specjax.drafters.growth.plans import Fixed, Plan, Pooled
 from specjax.drafters.growth.siblings import Family, draw
 from specjax.drafters.growth.stepper import Drafted, Job, Nodes, Rows, State, Stepper, at
 from specjax.rng import RowKeys
+from specjax.sampling import dtype_of, log_probs
 from specjax.topology import dynamic
 from specjax.tree import chain_layout
 from specjax.types import (
@@ -283,7 +284,7 @@ def grow_chain(job: Job, rows: Rows, growth: Fixed, block: Any) -> tuple[Draft, 
 def _begin(job: Job, rows: Rows, growth: Fixed, block: Any) -> _Carry:
     """The chain with its first node."""
     logits = growing.mapped(job, job.begun.logits[:, None])
-    start = jnp.zeros((job.batch, 1), growing.dtype_of(logits))
+    start = jnp.zeros((job.batch, 1), dtype_of(logits))
     one, rows = _next(job, growth.how, 0, logits, job.begun.memory, rows, (start, start))
     empty = growing.room(one, growth.nodes)
     return _Carry(tree.put(empty, one, 0), block, rows, _after(job, (start, start), logits, one))
@@ -417,7 +418,7 @@ def grow_pool(job: Job, rows: Rows, plan: Pooled) -> tuple[Draft, Array, Any, Ro
 def _first(job: Job) -> _Front:
     """The pending token."""
     minus = jnp.full((job.batch, 1), -1, jnp.int32)
-    total = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
+    total = jnp.zeros((job.batch, 1), dtype_of(job.begun.logits))
     above = minus[:, : job.roots]
     path = None if job.text is None else jnp.zeros((job.batch, 1, 0), jnp.int32)
     return _Front(job.context.pending[:, None], total, total, minus, minus + job.roots, above, path)
@@ -435,7 +436,7 @@ def _mapped(job: Job, logits: Array, front: _Front) -> Array:
 
 def _children(front: _Front, logits: Array, top_k: int, plan: Pooled) -> tuple[_Pool, _Above]:
     """The children of the frontier, and what is known of their parents."""
-    tokens, total, parent = dynamic.expand(front.total, growing.log_probs(logits), top_k, plan.most)
+    tokens, total, parent = dynamic.expand(front.total, log_probs(logits), top_k, plan.most)
     known = front.index, front.place, front.path, front.total
     parents, places, paths, before = at(known, parent)
     unfed, every = jnp.full_like(tokens, -1), jnp.ones_like(tokens, bool)

@@ -14,6 +14,7 @@ from specjax.drafters.growth import stepper as growing
 from specjax.drafters.growth.plans import Fixed
 from specjax.drafters.growth.siblings import draw, family
 from specjax.drafters.growth.stepper import Job, Nodes, Rows
+from specjax.sampling import dtype_of
 from specjax.topology.shapes import Topology
 from specjax.types import Array, Draft
 
@@ -24,7 +25,7 @@ def grow(job: Job, rows: Rows, growth: Fixed) -> tuple[Draft, Array | None, Any,
     block, parts, children, chances = job.begun.memory, [], shape.children, []
     # The nodes that get children in a level, their tokens, and what a controller reads of them.
     parents, tokens = [-1], job.context.pending[:, None]
-    log_prob = token = jnp.zeros((job.batch, 1), growing.dtype_of(job.begun.logits))
+    log_prob = token = jnp.zeros((job.batch, 1), dtype_of(job.begun.logits))
     exist = rows.going[:, None]
     # Places in the block: of each node and, last, the pending token; of the parents of all places.
     places, above = np.append(fed_places(shape), -1) + job.roots, [-1] * job.roots

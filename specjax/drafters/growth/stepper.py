@@ -15,7 +15,7 @@ from specjax import logit_maps, tree
 from specjax.bound import Bound
 from specjax.control import Ahead, Controller
 from specjax.rng import RowKeys
-from specjax.sampling import dtype_of
+from specjax.sampling import log_probs
 from specjax.tree import Layout
 from specjax.types import LM, Array, Context, Draft, ModelParams, Verdict, no_state, same_state
 
@@ -278,11 +278,6 @@ def feed(job: Job, rows: Rows, depth: int, nodes: Nodes | None, block: Any) -> t
     if not job.stepper.independent:
         block = memory if block is None else tree.join(block, memory)
     return logits, memory, block
-
-
-def log_probs(logits: Array) -> Array:
-    """The draft's own log-probabilities f[...,V], in float32 at least."""
-    return jax.nn.log_softmax(logits.astype(dtype_of(logits)), -1)
 
 
 def children_log_prob(logits: Array, above: np.ndarray, tokens: Array) -> Array:

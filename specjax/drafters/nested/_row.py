@@ -158,8 +158,7 @@ def _propose(
 
 def _longer(context: Context, tokens: Array) -> Context:
     """The context with draft tokens i32[B,n] after its text."""
-    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-    text = put(context.tokens, tokens.astype(context.tokens.dtype), context.length)
+    text = tree.put(context.tokens, tokens, context.length)
     return context.replace(tokens=text, length=context.length + tokens.shape[1])
 
 

@@ -39,7 +39,7 @@ from specjax.data.recordings import Trace
 from specjax.declare import key
 from specjax.drafters.self_speculation import _skip_sets
 from specjax.drafters.self_speculation._skip_sets import ATTENTION, FILE, MLP, Skips, check
-from specjax.errors import Parser, UserError
+from specjax.errors import Parser, UserError, library, one_line
 from specjax.models import hf
 from specjax.types import LM, Array, ModelParams, Params, Sublayers
 
@@ -101,7 +101,7 @@ def search(
     ``report`` gets the lines about the progress. Raises UserError: numbers out of range, a target
     without layers, a missing library.
     """
-    library()
+    bayesian_package()
     traces = traces[: settings.texts_used]
     evaluate = _evaluation(target, traces, settings)
     facts = {"target": target.directory, **vars(settings)}
@@ -231,15 +231,9 @@ def _sizes(layers: int) -> list[int]:
     return np.unique(np.linspace(2, 2 * layers - 1, GROWING).round().astype(int)).tolist()
 
 
-def library() -> Any:
+def bayesian_package() -> Any:
     """The package of Bayesian optimisation. Raises UserError if it is not installed."""
-    try:
-        import bayes_opt  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise UserError(
-            "the search needs bayesian-optimization: pip install 'specjax[search]'"
-        ) from None
-    return bayes_opt
+    return library("bayes_opt", "search", "the search needs bayesian-optimization")
 
 
 def _skips(chosen: Sequence[int], layers: int) -> Skips:
@@ -262,7 +256,7 @@ def _suggested(layers: int, done: Sequence[Trial], seed: int) -> Skips:
     A number in [0, 1] for each sublayer, left out above 0.5, as in the authors' search. Several
     points are one set: in the place of a set that was tried, a random neighbour of it is taken.
     """
-    package = library()
+    package = bayesian_package()
     names = [f"x{i:04d}" for i in range(2 * layers)]
     optimiser = package.BayesianOptimization(
         f=None,
@@ -450,13 +444,13 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"{directory} is a file; name a directory for {FILE}")
         target, path = args.pop("target"), args.pop("texts")
         settings = Settings(**args)
-        library()
+        bayesian_package()
         loaded = hf.load(target)
         traces = recordings.read(path, loaded.config.vocab_size).traces
         report = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
         result = search(loaded, traces, directory, settings, report)
     except UserError as error:
-        print(f"specjax: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"specjax: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"wrote {directory / FILE}: {settings.objective} {result[settings.objective]:.3f}")
     return 0

@@ -7,6 +7,7 @@ Gemma, the places of its sliding windows) is taken from its src/llama-model.cpp.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +21,15 @@ FACTORS = ("rope_freqs.weight",)  # tensors that belong to the configuration
 
 
 class _Family(NamedTuple):
-    """What llama.cpp's code has for an architecture, and its files do not hold."""
+    """What llama.cpp's code has for an architecture, and its files do not hold.
+
+    What is the default of ``models.families`` too, such as activations, is not repeated.
+    """
 
     model_type: str  # in config.json
-    fixed: dict[str, Any]
+    fixed: Mapping[str, float] = {}
     # Keys of this family alone: in the file -> in config.json.
-    keys: dict[str, str] = {}  # noqa: RUF012  (never mutated)
+    keys: Mapping[str, str] = {}
     # Layers of Gemma, repeated: all but the last one of a group have a sliding window.
     group: int = 0
     # Layers of the largest Gemma, which scales queries by the width of a head among the hidden
@@ -33,19 +37,15 @@ class _Family(NamedTuple):
     largest: int = 0
 
 
-_QWEN = {"hidden_act": "silu", "use_sliding_window": False}
-_GELU = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _LOCAL = {"rope.freq_base_swa": "rope_local_base_freq"}
 FAMILIES = {
-    "llama": _Family("llama", {"hidden_act": "silu"}),
-    "qwen2": _Family("qwen2", _QWEN),
-    "qwen3": _Family("qwen3", _QWEN | {"attention_bias": False}),
-    "gemma2": _Family("gemma2", _GELU | _CAPS, _WINDOW | {key: key for key in _CAPS}, 2, 46),
-    "gemma3": _Family(
-        "gemma3_text", _GELU | {"rope_local_base_freq": 10000.0}, _WINDOW | _LOCAL, 6, 62
-    ),
+    "llama": _Family("llama"),
+    "qwen2": _Family("qwen2"),
+    "qwen3": _Family("qwen3"),
+    "gemma2": _Family("gemma2", _CAPS, _WINDOW | {key: key for key in _CAPS}, 2, 46),
+    "gemma3": _Family("gemma3_text", {}, _WINDOW | _LOCAL, 6, 62),
 }
 _SIZES = {
     "block_count": "num_hidden_layers",
@@ -90,7 +90,7 @@ def of_file(file: GgufFile) -> dict[str, Any]:
                 f"{file.path}: {file.architecture}.{key} is {other} and a head has {head_dim} "
                 "elements; only equal widths are supported"
             )
-    raw |= family.fixed | {
+    raw |= dict(family.fixed) | {
         "head_dim": head_dim,
         "num_key_value_heads": _value(file, "attention.head_count_kv", heads),
         "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon", 1e-6),
@@ -244,7 +244,4 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     ids = [file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     known = list(dict.fromkeys(i for i in ids if i is not None))
     begin = file.fields.get("tokenizer.ggml.bos_token_id")
-    for value in (begin, *known):
-        if value is not None and type(value) is not int:
-            raise UserError(f"{file.path}: {value!r} is no token id")
     return {"bos_token_id": begin, "eos_token_id": known[0] if len(known) == 1 else known or None}

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.errors import UserError, on_disk
+from specjax.errors import UserError, library, on_disk
 
-_INSTALL = "pip install 'specjax[gguf]'"
 PLAIN = ("F32", "F16", "BF16")  # types that lose nothing
 
 
@@ -68,19 +67,17 @@ def read(path: Path) -> GgufFile:
 
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int) -> GgufFile:
-    library = _library(path)
+    gguf = _library(path)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
         raise UserError(f"{path} is not a .gguf file: it does not begin with GGUF")
-    try:
-        reader = library.GGUFReader(path)
+    # The library checks little: a damaged file can raise any error.
+    with on_disk(f"{path} is damaged or incomplete", "copy it again", Exception):
+        reader = gguf.GGUFReader(path)
         fields = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {tensor.name: _stored(tensor) for tensor in reader.tensors}
-        big_endian = reader.endianess == library.GGUFEndian.BIG
-    except Exception as error:  # the library checks little: a damaged file can raise any error
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} is damaged or incomplete ({why}); copy it again") from None
+        big_endian = reader.endianess == gguf.GGUFEndian.BIG
     if big_endian:
         raise UserError(f"{path} is a big-endian .gguf file; give a little-endian one")
     if (parts := fields.get("split.count", 1)) > 1:
@@ -105,11 +102,11 @@ def dequantiser(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray]:
 
     Raises UserError for a type that the ``gguf`` library cannot read.
     """
-    library = _library(path)
+    gguf = _library(path)
     from gguf import quants
 
-    quantised = library.GGMLQuantizationType[kind]
-    block = np.zeros((1, library.GGML_QUANT_SIZES[quantised][1]), np.uint8)
+    quantised = gguf.GGMLQuantizationType[kind]
+    block = np.zeros((1, gguf.GGML_QUANT_SIZES[quantised][1]), np.uint8)
     try:
         quants.dequantize(block, quantised)
     except NotImplementedError:
@@ -122,10 +119,5 @@ def dequantiser(path: Path, kind: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def _library(path: Path) -> Any:
     """The gguf library. Raises UserError if it is not installed."""
-    try:
-        import gguf
-    except ImportError:
-        raise UserError(
-            f"{path} is a .gguf file, and the gguf library is not installed: {_INSTALL}"
-        ) from None
-    return gguf
+    problem = f"{path} is a .gguf file, and the gguf library is not installed"
+    return library("gguf", "gguf", problem)

@@ -20,7 +20,7 @@ from tokenizers import (
     processors,
 )
 
-from specjax.errors import UserError
+from specjax.errors import UserError, on_disk
 from specjax.models.config_values import check_supported
 from specjax.models.sources.gguf_file import GgufFile
 
@@ -63,14 +63,10 @@ def read(file: GgufFile) -> Tokenizer | None:
         for number, token in enumerate(tokens)
         if not (token == f"[PAD{number}]" and types and types[number] == _UNUSED)
     }
-    try:
-        make = _byte_level if kind == "gpt2" else _sentencepiece
+    make = _byte_level if kind == "gpt2" else _sentencepiece
+    # The library raises plain Exceptions.
+    with on_disk(f"{file.path}: its tokenizer is damaged", "copy it again", Exception):
         tokenizer = make(file, vocabulary)
-    except UserError:
-        raise
-    except Exception as error:  # the library raises plain Exceptions
-        why = " ".join(str(error).split())
-        raise UserError(f"{file.path}: its tokenizer is damaged ({why}); copy it again") from None
     for wanted, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         chosen = [token for token, each in zip(tokens, types, strict=False) if each == wanted]
         added = [AddedToken(each, special=special, normalized=False) for each in chosen]

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import UserError
+from specjax.errors import UserError, library
 from specjax.models.hf_config import config_from_hf, read_json, translated
 from specjax.models.sources import tensors
 
-_INSTALL = "pip install 'specjax[hub]'"
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?")
 CONFIG = "config.json"
@@ -98,14 +97,8 @@ class _Download:
         assert match is not None
         self.text = text
         self._name, self._revision = match.groups()
-        try:
-            import huggingface_hub
-        except ImportError:
-            raise UserError(
-                f"{text} is no directory here, and to fetch a model of that name from the Hub "
-                f"huggingface_hub is needed: {_INSTALL}"
-            ) from None
-        self._library = huggingface_hub
+        problem = f"{text} is no directory here, and to fetch a model of that name from the Hub "
+        self._library = library("huggingface_hub", "hub", f"{problem}huggingface_hub is needed")
         self._unknown_host = False
 
     def file(self, name: str) -> Path:

@@ -25,7 +25,7 @@ from specjax.drafters.draft_models._vocabularies import draft_text
 from specjax.drafters.draft_models._vocabularies.draft_text import Kept, Reader
 from specjax.drafters.draft_models._vocabularies.maps import Maps, Spellings
 from specjax.drafters.growth import Begun, Nodes, Plan, Stepper
-from specjax.drafters.growth.stepper import log_probs
+from specjax.sampling import log_probs
 from specjax.topology.shapes import Topology
 from specjax.types import LM, Array, Context, Drafter, ModelParams, Params
 
