@@ -18,8 +18,8 @@ from specjax import cache as cache_lib
 from specjax import tree
 from specjax.cache import GrownBlock, MixedCache
 from specjax.models import rope
-from specjax.models.gated_delta import Before
 from specjax.models.layers import Linear, Norm, capped, linear_options
+from specjax.models.recurrent import Before
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Columns, Layout
 
@@ -40,7 +40,7 @@ class Past(NamedTuple):
     layout: Layout | Columns
     held: jax.Array | None = None  # i32[B] slots in use of layers without a window; None: length
     source: jax.Array | None = None  # of ``KVCache``
-    # i32[B,T,W-1] for recurrent layers: ``gated_delta.places``. None: the block is a chain.
+    # i32[B,T,W-1] for recurrent layers: ``recurrent.places``. None: the block is a chain.
     places: jax.Array | None = None
 
     @property
@@ -76,7 +76,7 @@ def past(cache: Any, new: int, layout: Layout | Columns | None, fed: int = 0) ->
 
 
 def stored(cache: Any, block: Any, layer: int) -> Any:
-    """What one layer has in the cache and in the block: ``Stored``, or ``gated_delta.Before``."""
+    """What one layer has in the cache and in the block: ``Stored``, or ``recurrent.Before``."""
     if isinstance(cache, MixedCache):
         index = sum(cache.recurrent[:layer])
         if cache.recurrent[layer]:

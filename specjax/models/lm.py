@@ -18,7 +18,7 @@ from specjax import cache as kv
 from specjax import tree
 from specjax.bound import Bound
 from specjax.errors import UserError
-from specjax.models import gated_delta
+from specjax.models import recurrent as recurrent_layers
 from specjax.models.layers import Module
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -132,7 +132,7 @@ def _init_cache(config: TransformerConfig, dtype, batch: int, slots: int) -> Any
     if any(recurrent):
         windows = [config.window(i) for i, own in enumerate(recurrent) if not own]
         attention = kv.zeros(len(windows), batch, heads, slots, width, dtype, tuple(windows))
-        return kv.MixedCache(attention, gated_delta.empty(config, dtype, batch), recurrent)
+        return kv.MixedCache(attention, recurrent_layers.empty(config, dtype, batch), recurrent)
     empty = kv.zeros(config.num_layers, batch, heads, slots, width, dtype, config.windows)
     source = jnp.zeros_like(empty.length) if isinstance(config, T5Config) else None
     return empty.replace(source=source)

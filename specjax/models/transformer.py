@@ -25,9 +25,8 @@ from specjax.bound import Bound
 from specjax.cache import KVCache, Queries, block_of
 from specjax.models import rope
 from specjax.models.attention import Attention, Past, Stored, past, stored
-from specjax.models.gated_delta import GatedDelta, places
 from specjax.models.layers import Linear, Norm, capped, in_float32, init, linear_options, tied_head
-from specjax.models.mamba2 import Mamba2
+from specjax.models.recurrent import GatedDelta, Mamba2, places
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 from specjax.types import Sublayers

@@ -26,7 +26,7 @@ class Experts:
 class Recurrent:
     """Layers with a state in the place of attention.
 
-    ``kind`` "delta": ``gated_delta.GatedDelta``; "mamba2": ``mamba2.Mamba2``, whose groups are the
+    ``kind`` "delta": ``recurrent.GatedDelta``; "mamba2": ``recurrent.Mamba2``, whose groups are the
     key heads, and whose state size is the width of a key.
     """
 

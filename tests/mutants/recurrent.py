@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from mutants.patches import instead
 from specjax import cache as kv
 from specjax import tree
-from specjax.models import gated_delta, transformer
+from specjax.models import recurrent, transformer
 from specjax.types import LM
 
 
@@ -84,12 +84,12 @@ MUTANTS: dict[str, Callable[[Any, LM], LM]] = {
         lambda count: jnp.where(count > 0, count + 1, 0)
     ),
     "the state of a finished row moves": _states_advance_by(lambda count: jnp.maximum(count, 1)),
-    "a sibling's state leaks": _patched(gated_delta, "delta_rule", _siblings_leak),
+    "a sibling's state leaks": _patched(recurrent, "delta_rule", _siblings_leak),
     "the convolution reads one input earlier": _patched(transformer, "places", _one_earlier),
     "the convolution reads nodes in order": _patched(transformer, "places", _over_nodes),
     "the window of the convolution is one token late": _patched(kv, "advanced", _short_window),
     "a commit of count 0 decays the state": _patched(kv, "advanced", _decays_always),
     "the path is replayed in reverse": _patched(kv, "advanced", _in_reverse),
     "the state is bfloat16": _patched(kv, "advanced", _bfloat16),
-    "an update forgets the path before it": _patched(gated_delta, "delta_rule", _without_ancestors),
+    "an update forgets the path before it": _patched(recurrent, "delta_rule", _without_ancestors),
 }

@@ -1,19 +1,26 @@
-"""The gated delta rule: a layer with a state in the place of keys and values.
+"""Recurrent layers: a state in the place of keys and values.
 
-A token with the state S [K,V] before it takes exp(decay) S, reads what that has at its key, writes
-the difference to its own value there, by the share beta, and reads the result at its query:
+The gated delta rule (``GatedDelta``): a token with the state S [K,V] before it takes exp(decay) S,
+reads what that has at its key, writes the difference to its own value there, by the share beta, and
+reads the result at its query:
 
     u = beta (v - k^T exp(decay) S);   S' = exp(decay) S + k u^T;   o = S'^T q
+
+Mamba-2 (``Mamba2``) does not correct the value: u = step x, with the key B, the query C, and
+-exp(a_log) times the step size of the head as decay; o has d x more.
 
 Queries, keys and values are the outputs of a short causal convolution. In a block every token goes
 on from the state of its parent, and its convolution reads its own path. No state of a node is
 computed: with the updates u of its ancestors, a token reads the state before the block, decayed by
 its path, and k_j u_j^T of each ancestor j, decayed by the path from j. That is attention inside the
-block, with the ancestors as its mask, and a triangular system for u: nodes follow their parents.
-So a chain, a tree, a tree that grows level by level, and a chunk of the prompt are one computation.
+block, with the ancestors as its mask, and with the correction a triangular system for u: nodes
+follow their parents. So a chain, a tree, a tree that grows level by level, and a chunk of the
+prompt are one computation.
 
 Sources: Gated DeltaNet (2412.06464), the delta rule in chunks (2406.06484), Qwen3-Next and Qwen3.5
-(their configurations and modules in transformers 5).
+(their configurations and modules in transformers 5); Mamba-2 (2405.21060), Nemotron-H (2504.03624,
+and its module in transformers 5, which takes no step below ``Recurrent.least_step`` in passes over
+several tokens; here no token does).
 """
 
 from __future__ import annotations
@@ -31,7 +38,10 @@ from specjax.models.layers import Linear, Norm, init, linear_options
 from specjax.models.transformer_config import TransformerConfig
 from specjax.tree import Layout
 
-REFERENCE = ("yang2025gated", "qwenteam2025next")
+REFERENCE = (
+    *("yang2025gated", "qwenteam2025next"),
+    *("dao2024transformers", "nvidia2025nemotronh"),
+)
 
 # Of the norms of queries and keys, as in the released modules.
 EPS = 1e-6
@@ -112,7 +122,7 @@ def new_rates(heads: int, dtype, rngs: nnx.Rngs) -> tuple[nnx.Param, nnx.Param]:
 
 
 class GatedDelta(nnx.Module):
-    """The layer: convolution, recurrence, a norm with a gate, and a linear map."""
+    """The gated delta rule: convolution, recurrence, a norm with a gate, and a linear map."""
 
     def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
         assert config.recurrent is not None
@@ -156,6 +166,65 @@ class GatedDelta(nnx.Module):
         out = self.norm(out.astype(x.dtype)).astype(wide) * jax.nn.silu(gate)
         out = self.o(out.astype(x.dtype).reshape(*x.shape[:2], -1))
         return out, Updates(k, values, decay, inputs)
+
+
+class Scale(nnx.Module):
+    """The factors of a norm."""
+
+    def __init__(self, size: int, dtype):
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+
+
+class Mamba2(nnx.Module):
+    """Mamba-2: convolution, recurrence, a gate, a norm of each group, and a linear map."""
+
+    def __init__(self, config: TransformerConfig, dtype, rngs: nnx.Rngs):
+        assert config.recurrent is not None
+        self.sizes, self.eps = config.recurrent, config.norm_eps
+        own, width = self.sizes, config.hidden_size
+        kw = linear_options(False, dtype, rngs)
+        keys, values = own.key_heads * own.key_dim, own.value_heads * own.value_dim
+        self.z, self.x = (Linear(width, values, **kw) for _ in range(2))
+        self.b, self.c = (Linear(width, keys, **kw) for _ in range(2))
+        self.dt = Linear(width, own.value_heads, **kw)
+        self.x_conv, self.b_conv, self.c_conv = (
+            Convolution(own.kernel, size, dtype, rngs, bias=True) for size in (values, keys, keys)
+        )
+        self.a_log, self.dt_bias = new_rates(own.value_heads, dtype, rngs)
+        self.d = nnx.Param(jnp.ones((own.value_heads,), dtype))
+        self.norm = Scale(values, dtype)
+        self.o = Linear(values, width, **kw)
+
+    def __call__(
+        self, x: jax.Array, layout: Any, at: jax.Array | None, before: Before
+    ) -> tuple[jax.Array, Updates]:
+        """x [B,T,E] -> ([B,T,E], the updates of the T tokens); arguments as in ``GatedDelta``."""
+        own, wide = self.sizes, jnp.promote_types(x.dtype, jnp.float32)
+        inputs = jnp.concatenate([self.x(x), self.b(x), self.c(x)], -1)
+        parts = (self.x_conv, self.b_conv, self.c_conv)
+        kernel = jnp.concatenate([part.kernel[...] for part in parts], -1)
+        bias = jnp.concatenate([part.bias[...] for part in parts if part.bias is not None], -1)
+        mixed = convolved(kernel, inputs, before, at) + bias
+        mixed = jax.nn.silu(mixed.astype(wide)).astype(x.dtype).astype(wide)
+        keys, values = own.key_heads * own.key_dim, own.value_heads * own.value_dim
+        value, b, c = jnp.split(mixed, (values, values + keys), -1)
+        b, c = (part.reshape(*x.shape[:2], own.key_heads, -1) for part in (b, c))
+        value = value.reshape(*x.shape[:2], own.value_heads, -1)
+        bias, rate = self.dt_bias[...].astype(wide), jnp.exp(self.a_log[...].astype(wide))
+        step = jax.nn.softplus(self.dt(x).astype(wide) + bias)
+        step = jnp.maximum(step, own.least_step)
+        tokens = Tokens(c, b, value * step[..., None], None, -rate * step)
+        state = before.state.memory
+        out, written = delta_rule(tokens, layout, state, before.fed)
+        out = out + self.d[...].astype(wide)[:, None] * value
+        out = self._gated(out.reshape(*x.shape[:2], -1), self.z(x).astype(wide))
+        return self.o(out.astype(x.dtype)), Updates(b, written, tokens.decay, inputs)
+
+    def _gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
+        """[B,T,HV] each -> the norm of each group after the gate."""
+        out = (out * jax.nn.silu(gate)).reshape(*out.shape[:2], self.sizes.key_heads, -1)
+        out = out * jax.lax.rsqrt((out * out).mean(-1, keepdims=True) + self.eps)
+        return out.reshape(gate.shape) * self.norm.scale[...].astype(out.dtype)
 
 
 def _unit(x: jax.Array) -> jax.Array:

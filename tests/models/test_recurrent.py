@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mutants import recurrent
+from mutants import recurrent as mistakes
 
 from specjax import accept, decode, drafters, prompt, testing, tree
 from specjax import cache as kv
 from specjax.cache import RecurrentState, Updates
 from specjax.errors import UserError
-from specjax.models import gated_delta, lm
-from specjax.models.gated_delta import Tokens
+from specjax.models import lm, recurrent
+from specjax.models.recurrent import Tokens
 from specjax.testing import exact, loop
 
 # 0 - 1 - 3 - 6, 0 - 2 - 4, 0 - 2 - 5: every node goes on from the state of its parent.
@@ -87,7 +87,7 @@ def in_parts(tokens, memory, parents, calls):
         above = jnp.broadcast_to(jnp.asarray(parents[: part[-1] + 1]), (ROWS, part[-1] + 1))
         own = Tokens(*(None if array is None else array[:, part] for array in tokens))
         layout = tree.layout(above, len(part))
-        out, values = gated_delta.delta_rule(own, layout, memory, fed)
+        out, values = recurrent.delta_rule(own, layout, memory, fed)
         inputs = jnp.zeros((ROWS, len(part), 1))
         new = Updates(own.k, values, own.decay, inputs)
         fed = new if fed is None else tree.join(fed, new)
@@ -231,13 +231,13 @@ _WITHOUT = {(MAMBA, "an update forgets the path before it")}
     [
         (family, name)
         for family in (DELTA, MAMBA)
-        for name in recurrent.MUTANTS
+        for name in mistakes.MUTANTS
         if (family, name) not in _WITHOUT
     ],
 )
 def test_mutants_die(family, name, monkeypatch):
     truth(family)  # before anything is changed
-    model = recurrent.MUTANTS[name](monkeypatch, hybrid(family=family)[0])
+    model = mistakes.MUTANTS[name](monkeypatch, hybrid(family=family)[0])
     apart, moved = wrong(model, family)
     assert apart > 1e-4 or moved, f"{name}: {apart:.1e}"
 
