@@ -20,7 +20,7 @@ FILE = Path(__file__).parent / "models" / "goldens.json"
 # One configuration of each family, those with windows where a family has them.
 NAMES = (
     *("llama-yarn", "gpt2", "mistral-window", "qwen2-window", "qwen3-window", "qwen3_moe"),
-    *("qwen3_next", "qwen3_5_text"),
+    *("qwen3_next-experts", "qwen3_next", "qwen3_5_text", "nemotron_h"),
     *("smollm3-window", "olmo2", "gemma2", "gemma3_text", "phi3-long", "gpt_neox"),
 )
 VOCAB, TOKENS = 23, 12

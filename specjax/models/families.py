@@ -281,7 +281,7 @@ FAMILIES = {
         "NemotronHForCausalLM",
         _KEYS | _MLP_BIAS | {"norm_eps": "layer_norm_epsilon", "activation": "mlp_hidden_act"},
         _NEMOTRON_NAMES,
-        {"positions": "none", "gated": False},
+        {"positions": "none", "gated": False, "norm": "rms_once"},
         {"tie_embeddings": False, "num_kv_heads": 8, "head_dim": 128, "max_positions": 4096}
         | {"activation": "relu2"},
         {"mamba_hidden_act": ["silu"], "use_conv_bias": [True], "attention_bias": [False]}

@@ -166,6 +166,8 @@ def _check_unread(raw: dict, family: Family) -> None:
     own |= set(_ROTARY) if family.switches.get("positions") is None else set()
     if "experts" in family.names:
         own |= {"num_experts", "num_local_experts", "use_sliding_window"}
+    if family.apart:  # files state the number of experts without layers that have them
+        own |= {"n_routed_experts", "num_local_experts"}
     for key in sorted((_CHANGING | _FACTORS) - own):
         value = raw.get(key)
         if value in (None, False, 0) or (key in _FACTORS and value == 1):
@@ -489,7 +491,7 @@ def _mamba(raw: dict) -> Recurrent | None:
             f"mamba_num_heads {sizes['value_heads']} is no multiple of n_groups, which is "
             f"{sizes['key_heads']}"
         )
-    least = value_of(raw, _LEAST_STEP, float, 0.001)
+    least = raw.get(_LEAST_STEP, 0.001) and value_of(raw, _LEAST_STEP, float, 0.001)
     layers = tuple(i for i, (kind, _) in enumerate(raw[_LAYERS]) if kind == _LINEAR)
     return Recurrent(**sizes, layers=layers, kind="mamba2", least_step=least) if layers else None
 
@@ -511,9 +513,10 @@ def _experts(raw: dict, family: Family, layers: int) -> Experts | None:
     def value(key: str, kind: type = int) -> Any:
         return value_of(raw, key, kind, family.defaults[key])
 
-    if raw.get("num_experts") == 0:
+    numbers = (raw.get(key) for key in ("num_experts", "num_local_experts"))
+    raw = raw | {"num_experts": next((own for own in numbers if own is not None), None)}
+    if raw["num_experts"] == 0:
         return None
-    raw = raw | {"num_experts": raw.get("num_experts") or raw.get("num_local_experts")}
     count, chosen = value("num_experts"), value("num_experts_per_tok")
     if chosen > count:
         raise UserError(

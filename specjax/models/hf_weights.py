@@ -107,14 +107,16 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
         "layers": (max(config.num_layers, getattr(config, "encoder_layers", 0)), len(layers)),
         "tokens": (config.vocab_size, largest),
         "hidden units": (config.hidden_size, largest),
-        "units of queries": (config.num_heads * config.head_dim, largest),
-        "units of keys": (config.num_kv_heads * config.head_dim, largest),
     }
+    layers_of = range(config.num_layers)
+    if not all(map(config.is_recurrent, layers_of)):
+        sizes["units of queries"] = config.num_heads * config.head_dim, largest
+        sizes["units of keys"] = config.num_kv_heads * config.head_dim, largest
     if config.recurrent is not None:
         sizes["channels of the convolution"] = config.recurrent.channels, largest
-    if config.experts is None:
+    if config.experts is None and not {*layers_of} <= {*config.without_mlp}:
         sizes["inner units"] = config.intermediate_size, largest
-    else:
+    if config.experts is not None:
         sizes["experts"] = config.experts.experts, len(experts)
         sizes["inner units of experts"] = config.experts.intermediate_size, largest
     if config.positions == "learned":

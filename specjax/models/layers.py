@@ -188,7 +188,7 @@ class Norm(nnx.Module):
         self.eps = config.norm_eps
         self.centred = config.norm == "layer"
         # Gemma's RMSNorm: the factor is 1 + the parameter, and is not rounded.
-        self.around_one = config.norm == "rms1p"
+        self.around_one, self.once = config.norm == "rms1p", config.norm == "rms_once"
         size = config.hidden_size if size is None else size
         self.scale = nnx.Param((jnp.zeros if self.around_one else jnp.ones)(size, dtype))
         if self.centred:
@@ -201,6 +201,8 @@ class Norm(nnx.Module):
         y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
         if self.around_one:
             return (y * (1 + self.scale[...].astype(y.dtype))).astype(x.dtype)
+        if self.once:
+            return (y * self.scale[...].astype(y.dtype)).astype(x.dtype)
         if self.centred:
             # Rounded once, after scale and bias, as in PyTorch; RMSNorm before its scale too.
             scale, bias = (own[...].astype(y.dtype) for own in (self.scale, self.bias))

@@ -270,13 +270,14 @@ def delta_rule(
     match = jnp.einsum("btgk,bpgk->bgtp", both, k, precision=EXACT)
     match = jnp.repeat(match, group, 1).reshape(batch, heads, len(kinds), size, -1)
     match = match * weight[:, :, None]
-    own = tokens.v.swapaxes(1, 2)
-    if tokens.beta is not None:
-        beta = tokens.beta.swapaxes(1, 2)[..., None]
-        own = _corrected(own, beta, read[:, :, 0], match[:, :, 0], values)
+    if tokens.beta is None:
+        own = tokens.v.swapaxes(1, 2)
+    else:
+        own = _corrected(tokens.v, tokens.beta, read, match, values)
     every = own if values is None else jnp.concatenate([values, own], 2)
-    inside = jnp.einsum("bhtp,bhpv->bhtv", match[:, :, last], every, precision=EXACT)
-    out = read[:, :, last] + inside
+    out = read[:, :, last] + jnp.einsum(
+        "bhtp,bhpv->bhtv", match[:, :, last], every, precision=EXACT
+    )
     reached = ~(visible & ~sound[:, None]).any(-1)
     out, own = (_where(reached, part.swapaxes(1, 2), jnp.nan) for part in (out, own))
     return out, own
@@ -285,18 +286,20 @@ def delta_rule(
 def _corrected(
     v: jax.Array, beta: jax.Array, read: jax.Array, match: jax.Array, values: jax.Array | None
 ) -> jax.Array:
-    """The updates [B,H,T,V] of the delta rule for the values v of T tokens.
+    """The updates [B,H,T,V] of the delta rule.
 
-    ``read`` is what their keys read of the state, ``match`` [B,H,T,P] are the decayed products of
-    keys, and ``values`` [B,H,P-T,V] the updates of the tokens that were fed before.
+    For T tokens v [B,T,H,V] and beta [B,T,H]. ``read[:, :, 0]`` [B,H,T,V] is what their keys read
+    of the state, ``match[:, :, 0]`` [B,H,T,P] are the decayed products of keys; ``values``
+    [B,H,P-T,V] are the updates of the tokens that were fed before.
     """
-    wanted, size = v - read, v.shape[2]
+    beta = beta.swapaxes(1, 2)[..., None]
+    wanted, size = v.swapaxes(1, 2) - read[:, :, 0], v.shape[1]
     first = match.shape[-1] - size
     if values is not None:
-        wanted -= jnp.einsum("bhtp,bhpv->bhtv", match[..., :first], values, precision=EXACT)
+        wanted -= jnp.einsum("bhtp,bhpv->bhtv", match[:, :, 0, :, :first], values, precision=EXACT)
     own = beta * wanted
     if size > 1:
-        system = jnp.tril(beta * match[..., first:], -1)
+        system = jnp.tril(beta * match[:, :, 0, :, first:], -1)
         own = jax.lax.linalg.triangular_solve(
             system, own, left_side=True, lower=True, unit_diagonal=True
         )

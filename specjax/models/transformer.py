@@ -85,7 +85,9 @@ class Block(nnx.Module):
             make = ExpertMlp if config.has_experts(layer) else Mlp
             self.mlp = make(config, dtype, rngs)
         if self.post:
-            self.attention_post_norm, self.mlp_post_norm = (Norm(config, dtype) for _ in range(2))
+            self.attention_post_norm = Norm(config, dtype)
+        if self.post and self.feeds:
+            self.mlp_post_norm = Norm(config, dtype)
 
     def __call__(self, x, angle, past: Past, stored: Stored):
         """x [B,T,E] -> ([B,T,E], keys and values of the T tokens [B,T,H,D]).
@@ -93,7 +95,7 @@ class Block(nnx.Module):
         Of a recurrent layer: ([B,T,E], ``cache.Updates``); ``stored`` is its ``Before``.
         """
         attended, *own = self._attended(x, angle, past, stored)
-        if self.parallel:
+        if self.parallel and self.feeds:
             # In the order in which GPT-NeoX adds and rounds.
             return x + (attended + self._fed(x)), *own
         after = x + attended

@@ -106,8 +106,9 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
     looked_up = config.max_positions * config.hidden_size if config.positions == "learned" else 0
     if not config.tie_embeddings:
         looked_up += config.vocab_size * config.hidden_size
-    layers, states = config.num_layers, 0
+    layers, states, corrects = config.num_layers, 0, False
     if (recurrent := config.recurrent) is not None:
+        corrects = recurrent.kind == "delta"
         layers -= len(recurrent.layers)
         states = len(recurrent.layers) * recurrent.value_heads
         states *= recurrent.key_dim * recurrent.value_dim
@@ -121,12 +122,12 @@ def model_of(config: TransformerConfig, itemsize: int = 2, kv_itemsize: int | No
         computed = used + routed * own.chosen * each
     # A multiplication and an addition for each weight; for each cached token and head, one product
     # for the attention score and one for the weighted sum of values. For each number of a state:
-    # what the key and the query read of it, and the update.
+    # what the query reads of it, the update, and of the delta rule what the key reads.
     return Model(
         total,
         used * size,
         2 * width * config.num_kv_heads * kv_size,
-        2 * computed + 6 * states,
+        2 * computed + (6 if corrects else 4) * states,
         4 * width * config.num_heads,
         looked_up * size,
         routing=routing,
@@ -277,7 +278,7 @@ def _parts(
 def saturating_batch(machine: Machine, model: Model, context: float, tokens: int = 1) -> float:
     """The batch above which a pass is bound by arithmetic, so that each token costs time.
 
-    Memory takes W/bandwidth + B S kappa/bandwidth and arithmetic B n (F + S G)/flops. The result is
+    Memory takes W/bandwidth + B (S kappa + Z)/bandwidth and arithmetic B n (F + S G)/flops. The result is
     the B at which the two lines cross, or inf if they do not. Raises UserError for experts.
     """
     _refuse_experts(model, "saturating_batch")
@@ -290,9 +291,9 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
 
     The pass is over n = ``tokens`` tokens per row. Without the weights, both times are proportional
     to the batch, so for a large batch the larger slope decides: memory, if
-    S kappa/bandwidth >= n (F + S G)/flops, that is
+    (S kappa + Z)/bandwidth >= n (F + S G)/flops, that is
 
-        S >= S*(n) = n F / (kappa flops/bandwidth - n G)
+        S >= S*(n) = max(0, n F - Z flops/bandwidth) / (kappa flops/bandwidth - n G)
 
     if the denominator is positive. If it is not, no context suffices (attention itself is bound by
     arithmetic). Reading the weights only adds to the memory time, so S*(n) is sufficient at every
@@ -313,7 +314,8 @@ def critical_context(machine: Machine, model: Model, tokens: int) -> float:
     balance = checks.cost("flops of the machine", machine.flops, positive=True) / bandwidth
     spare = checks.cost("kv_bytes", model.kv_bytes) * balance
     spare -= tokens * checks.cost("attention_flops", model.attention_flops)
-    return tokens * checks.cost("flops", model.flops) / spare if spare > 0 else math.inf
+    left = tokens * checks.cost("flops", model.flops) - model.state_bytes * balance
+    return max(left, 0.0) / spare if spare > 0 else math.inf
 
 
 def multiplier(

@@ -75,15 +75,19 @@ class RooflineRounds(NamedTuple):
     def __call__(self, work: RoundWork) -> float:
         """The seconds of a round."""
         each = work.context / work.rows
-        time = self.fixed + self._pass(self.target, work.verified + work.prompt, work.context, each)
+        tokens, rows = work.verified + work.prompt, work.rows
+        time = self.fixed + self._pass(self.target, tokens, rows, work.context, each)
         if self.draft is not None:
             for rows in work.drafting:
-                time += self._pass(self.draft, rows, rows * each, each)
+                time += self._pass(self.draft, rows, rows, rows * each, each)
         return time
 
-    def _pass(self, model: roofline.Model, tokens: int, context: float, each: float) -> float:
+    def _pass(
+        self, model: roofline.Model, tokens: int, rows: int, context: float, each: float
+    ) -> float:
         machine = self.machine
-        memory = (model.weight_bytes + context * model.kv_bytes) / machine.bandwidth
+        memory = model.weight_bytes + context * model.kv_bytes + rows * model.state_bytes
+        memory /= machine.bandwidth
         memory += roofline.expert_time(machine, model, tokens)
         arithmetic = tokens * (model.flops + each * model.attention_flops) / machine.flops
         sending = tokens * model.sent_bytes / machine.link

@@ -254,12 +254,14 @@ def _kinks(setup: Setup, speculation: Speculation, context: float) -> list[float
 
 
 def _stored(model: roofline.Model | None, context: float) -> tuple[float, float]:
-    """Bytes of weights, and of the cache of a row."""
+    """Bytes of weights, and of the cache and the states of a row."""
     if model is None:
         return 0.0, 0.0
     weights = checks.cost("weight_bytes", model.weight_bytes)
     weights += checks.cost("table_bytes", model.table_bytes) + model.expert_bytes
-    return weights, checks.cost("context", context) * checks.cost("kv_bytes", model.kv_bytes)
+    cache = checks.cost("context", context) * checks.cost("kv_bytes", model.kv_bytes)
+    # Each pass moves a state twice.
+    return weights, cache + checks.cost("state_bytes", model.state_bytes) / 2
 
 
 def _fitting(setup: Setup, batch: int, context: float, draft: DraftCost) -> Memory:

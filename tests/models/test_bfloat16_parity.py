@@ -18,6 +18,7 @@ from specjax.models import hf, lm
 
 IDS = [5, 9, 7, 30, 22, 41, 3, 17, 8, 50, 11, 12, 33, 44, 20, 19]
 FAMILIES = ("llama", "gpt2", "gpt_neox", "olmo2", "gemma2", "gemma3_text", "qwen3", "smollm3")
+FAMILIES += ("nemotron_h",)
 MODELS = 8
 # With biases a result is rounded before the bias is added and after it, in PyTorch once: measured
 # 1.13 times its error for GPT-NeoX.

@@ -114,6 +114,10 @@ REFUSED = [
         hf_keys("nemotron_h", layers_block_type=["attention", "mlp", "mlp"]),
         "layer 2 of the file is a feed-forward part after another one, which is not supported",
     ),
+    (
+        hf_keys("nemotron_h", layers_block_type=["moe"], n_routed_experts=8),
+        "layer 0 of the file is 'moe', which is not supported",
+    ),
     (hf_keys("nemotron_h", use_bias=True), "use_bias True is not supported; supported: False"),
     (hf_keys("qwen3_5_text", layer_types=["sliding_attention"] * 2), "layer_types .* is not supp"),
     (hf_keys("qwen3_5_text", layer_types=["linear_attention"]), "must be a list of 2 names"),

@@ -115,6 +115,7 @@ MODELS = {
         testing.tiny_config("qwen3_next", 61), experts=Experts(4, 2, 8, layers=(0,), shared_size=6)
     ),
     "recurrent": testing.tiny_config("qwen3_next", 61),
+    "mamba": testing.tiny_config("nemotron_h", 61),
 }
 
 

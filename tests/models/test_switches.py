@@ -15,7 +15,7 @@ from marks import by_default
 from specjax import accept, decode, drafters, rng, testing, tree
 from specjax.models import lm
 from specjax.models.families import FAMILIES
-from specjax.models.transformer_config import Experts
+from specjax.models.transformer_config import Experts, Recurrent
 from specjax.step import speculative_step
 from specjax.types import ModelParams
 
@@ -131,6 +131,8 @@ CHANGES = {
     "attention_bias": True,
     "mlp_bias": True,
     "experts": Experts(4, 2, 8, layers=(0,)),
+    "without_mlp": (1,),
+    "recurrent": Recurrent(1, 2, 4, 4, 3, layers=(0,)),
 }
 
 

@@ -35,13 +35,16 @@ EXCHANGE = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter|c
 
 # After the name of a case: with all maps of logits, and with logprobs; with a target with experts,
 # with recurrent layers, or with kernels in int8.
-MAPPED, EXPERTS, RECURRENT, INT8 = ", mapped", ", experts", ", recurrent", ", int8"
+MAPPED, EXPERTS, INT8 = ", mapped", ", experts", ", int8"
+RECURRENT, MAMBA = ", recurrent", ", mamba"
 
 
 def case_of(name: str) -> cases.Case:
     """A case of the kit, perhaps with another target."""
     if name.endswith(RECURRENT):
         return cases.real(name.removesuffix(RECURRENT), "qwen3_next", 2)
+    if name.endswith(MAMBA):
+        return cases.real(name.removesuffix(MAMBA), "nemotron_h", 2)
     if name.endswith(INT8):
         case = cases.real(name.removesuffix(INT8))
         rounded = quantised_cases.in_int8(case.params.target)

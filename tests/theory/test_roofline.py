@@ -88,6 +88,9 @@ def test_a_pass_moves_the_states_of_its_rows():
     for batch in (1, 3):
         read = model.weight_bytes + batch * (7 * model.kv_bytes + model.state_bytes)
         assert roofline.pass_time(slow, model, batch, 7) == pytest.approx(read / 10)
+    mamba = dataclasses.replace(config.recurrent, kind="mamba2")
+    mamba = dataclasses.replace(config, recurrent=mamba)
+    assert roofline.model_of(mamba).flops == 2 * roofline.parameters(mamba) + 4 * states
     halves = roofline.tensor_parallel(config, 2)
     assert halves.state_bytes == model.state_bytes / 2
 

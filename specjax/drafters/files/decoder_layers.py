@@ -86,8 +86,8 @@ def gate_and_experts(name: str, place: str) -> Rules:
     router, experts, and one that computes every token in the place of the feed-forward part.
     """
     moe = {"router": ("gate", "D N"), "shared_gate": ("shared_expert_gate", "D O")}
-    experts, gate = "experts", linear(f"{name}self_attn.gate_proj", f"{place}attention.gate", "D A")
-    rules: Rules = tuple(rule._replace(parts="gated") for rule in gate)
+    experts, gate = "experts", (f"{name}self_attn.gate_proj", f"{place}attention.gate", "D A")
+    rules = linear(*gate, "biases", "gated")
     for part in ("gate", "up", "down"):
         dims = "I D" if part == "down" else "D I"
         stored = f"{name}mlp.experts.{{j}}.{part}_proj.weight"

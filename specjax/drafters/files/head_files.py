@@ -190,7 +190,7 @@ def write(
             that follow from the parameters are taken from them.
         tokenizer_fingerprint: ``LM.vocabulary``, stored as "vocabulary".
         extra: further keys of config.json.
-        layout: one of the ``Codec.layouts`` of the method; "" is the first.
+        layout: one of the ``Codec.layouts`` of the method; "" is ``Codec.usual_layout``.
 
     Raises:
         UserError: the parameters are not of this kind, the directory holds anything but heads, or

@@ -122,12 +122,25 @@ def check(target: LM, skips: Skips) -> Skips:
                 f"{name} has layer {outside[0]}, and {target.name} has the layers 0 to "
                 f"{target.layers - 1}; name some of these"
             )
-    if not any(skips.left(target.layers)):
+    void = without_mlp(target)
+    if none := [number for number in skips.mlp if number in void]:
+        raise UserError(
+            f"{MLP} has layer {none[0]}, which has no feed-forward part in {target.name}; leave it "
+            "out"
+        )
+    left = skips.left(target.layers)
+    if not left.attention and not {*left.mlp} - {*void}:
         raise UserError(
             "every attention and every feed-forward part is skipped, so the draft would not depend "
             "on the text; leave at least one of them"
         )
     return skips
+
+
+def without_mlp(target: LM) -> tuple[int, ...]:
+    """The layers of the target that have no feed-forward part."""
+    decoder = target.inside.decoder
+    return () if decoder is None else decoder.without_mlp
 
 
 # What a draft of some sublayers computes along a whole text, in one pass.

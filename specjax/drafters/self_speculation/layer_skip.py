@@ -160,7 +160,9 @@ def make(target: LM, keys: Keys) -> Drafter:
     if len(parts) == 1:
         inner, probs = Inner(target.with_part(parts[0])), Bound(_skip_sets.probs, target, parts[0])
         return _own_cache.build("layer_skip", inner, plan, probs=probs)
-    costs = tuple((len(p.attention) + len(p.mlp)) / (2 * target.layers) for p in parts)
+    void = {*_skip_sets.without_mlp(target)}
+    sizes = [len(p.attention) + len({*p.mlp} - void) for p in parts]
+    costs = tuple(size / (2 * target.layers - len(void)) for size in sizes)
     setup = Setup(tuple(map(target.with_part, parts)), costs, plan.growth.depth)
     begin, step, init, commit = (Bound(each, setup) for each in (_begin, _step, _init, _commit))
     stepper = Stepper(begin, step, init, commit, looped=True)

@@ -325,11 +325,12 @@ def logits(ends: Ends, params: ModelParams, hidden: Array) -> Array:
 def layer_facts(config: TransformerConfig) -> tuple[tuple[str, Any], ...]:
     """What config.json must hold about the layers in addition to their tensors."""
     result = _prefix.facts(config)
+    written = rope_config.write(config.rope_of_full(), config.head_dim)
     if config.rotary_dim is not None:
-        result += (("partial_rotary_factor", config.rotary_dim / config.head_dim),)
+        result += (("partial_rotary_factor", written["partial_rotary_factor"]),)
     if (own := config.experts) is not None:
         result += (("num_experts_per_tok", own.chosen), ("norm_topk_prob", own.renormalise))
+        result += (("intermediate_size", config.intermediate_size),)
     if config.rope_scaling is None:
         return result
-    written = rope_config.write(config.rope_of_full(), config.head_dim)
     return (*result, ("rope_scaling", _Object(written["rope_scaling"])))

@@ -54,7 +54,8 @@ from specjax.drafters.heads.eagle._network import Fed, Layer, Layers, Network, l
 from specjax.drafters.objectives import Pretrained
 from specjax.drafters.shared_keys import NetworkKeys
 from specjax.errors import UserError
-from specjax.models.config_values import check_only, object_of, whole_of
+from specjax.models.config_values import check_only, object_of, switch, whole_of
+from specjax.models.families import FAMILIES
 from specjax.models.hf_config import text_model
 from specjax.models.hf_weights import prediction_modules
 from specjax.models.layers import Linear, Module, Norm, dtype_of, linear_options
@@ -311,6 +312,7 @@ class ModuleFiles(Codec):
             "it recycles the output after its norm; train with recycled=normed": raw,
             "its layer has no norm of queries and keys; train with qk_norm=false": norm,
             "its layer has no gate and no experts": bool(_needs_gated(leaves)),
+            "it rotates heads whole": config.get("partial_rotary_factor", 1) != 1,
         }
 
     def suit(self, engine: str, leaves: Leaves, config: Config) -> Suited:
@@ -327,7 +329,7 @@ class ModuleFiles(Codec):
                     "modules inside a target have its sizes, so give their target, or train others"
                 )
         gated = own.get("attn_output_gate", False)
-        if own[OWN]["layout"] == "qwen3" and _has_gate(_flat(raw)) != gated:
+        if own[OWN]["layout"] == "qwen3" and _has_gate(where, _flat(raw)) != gated:
             theirs, own = ("lacks", "has") if gated else ("has", "lacks")
             raise UserError(
                 f"{where}: the attention of the target {theirs} a gate, and that of the modules "
@@ -353,7 +355,7 @@ class ModuleFiles(Codec):
             if name.startswith(fronts) and not name.endswith("rotary_emb.inv_freq")
         }
         gated, config = NAMES[_layout_of(kept)].gated, _flat(config)
-        if gated and _has_gate(config):
+        if gated and _has_gate(where, config):
             kept = decoder_layers.split_gates(where, kept, config)
         for pattern, what in _OTHER.items():
             if gated and what == _EXPERTS:
@@ -396,6 +398,8 @@ class ModuleFiles(Codec):
             )
         if own.one and modules > 1:
             raise UserError(f"the layout {layout} has one module, and there are {modules}")
+        if config.get("partial_rotary_factor", 1) != 1:
+            needs = needs or "a part of each head that is rotated"
         if needs and not own.gated:
             raise UserError(f"the layout {layout} has no place for {needs}; write the layout qwen3")
         layers = whole_of("the parameters", config, "num_hidden_layers") or 0
@@ -462,13 +466,22 @@ class ModuleFiles(Codec):
 
 def _flat(config: Mapping[str, Any]) -> Config:
     """config.json; of a model that also reads images with the keys of its text model."""
-    return {**config, **text_model(dict(config))}
+    result = {**config, **text_model(dict(config))}
+    if _is_qwen(result) and result.get("rope_parameters") is None:
+        # The default of transformers.
+        result.setdefault("partial_rotary_factor", FAMILIES["qwen3_next"].rope["partial"])
+    return result
 
 
-def _has_gate(config: Mapping[str, Any]) -> bool:
-    """Whether config.json says that files have a gate inside of the queries."""
-    default = str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
-    return bool(config.get("attn_output_gate", default))
+def _has_gate(where: object, config: Mapping[str, Any]) -> bool:
+    """Whether config.json says that files have a gate inside of the queries. Raises UserError."""
+    stated = switch(where, config, "attn_output_gate")
+    return _is_qwen(config) if stated is None else stated
+
+
+def _is_qwen(config: Mapping[str, Any]) -> bool:
+    """Whether it is the config.json of a Qwen3-Next or Qwen3.5."""
+    return str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
 
 
 def _needs_gated(paths: Collection[tuple]) -> str:
