@@ -278,8 +278,9 @@ def _parts(
 def saturating_batch(machine: Machine, model: Model, context: float, tokens: int = 1) -> float:
     """The batch above which a pass is bound by arithmetic, so that each token costs time.
 
-    Memory takes W/bandwidth + B (S kappa + Z)/bandwidth and arithmetic B n (F + S G)/flops. The result is
-    the B at which the two lines cross, or inf if they do not. Raises UserError for experts.
+    Memory takes W/bandwidth + B (S kappa + Z)/bandwidth and arithmetic B n (F + S G)/flops. The
+    result is the B at which the two lines cross, or inf if they do not. Raises UserError for
+    experts.
     """
     _refuse_experts(model, "saturating_batch")
     memory, arithmetic, fixed = _parts(machine, model, context, tokens)

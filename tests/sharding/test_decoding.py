@@ -37,7 +37,9 @@ def run(devices: int, program: str, *arguments: str, seconds: int = 240) -> str:
         ("data:2,tensor:2", ("chain", "chain, int8")),
         pytest.param("data:8", ("chain, mapped",), marks=pytest.mark.slow),
         pytest.param("data:2,tensor:2", ("chain, experts",), marks=pytest.mark.slow),
-        pytest.param("data:2,tensor:2", ("chain, recurrent",), marks=pytest.mark.slow),
+        pytest.param(
+            "data:2,tensor:2", ("chain, recurrent", "chain, mamba"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_rows_have_the_text_of_one_device(mesh, cases):

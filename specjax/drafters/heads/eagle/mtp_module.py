@@ -412,10 +412,10 @@ class ModuleFiles(Codec):
         if not NAMES[layout].gated:
             check_only(path, config, {"attn_output_gate": False})
             decoder_layers.check_rotated(path, config)
-        for switch, values in SWITCHES.items():
-            if switch in own and own[switch] not in values:
+        for name, values in SWITCHES.items():
+            if name in own and own[name] not in values:
                 raise UserError(
-                    f"{path}: {OWN}.{switch} is {own[switch]!r}; it must be one of {values}"
+                    f"{path}: {OWN}.{name} is {own[name]!r}; it must be one of {values}"
                 )
         stated = whole_of(path, config, "num_nextn_predict_layers")
         count = _modules(leaves)
