@@ -74,7 +74,7 @@ class TransformerConfig:
     # The rest are switches.
     output_bias: bool | None = None  # of the attention's output; None: as ``attention_bias``
     head_bias: bool = False
-    # "rms", "rms_once" (rounded after the scale), "rms1p" (the factor is 1 + the parameter), "layer"
+    # "rms", "rms_once" (rounded after the scale), "rms1p" (factor 1 + the parameter), or "layer"
     norm: str = "rms"
     pre_norm: bool = True  # a norm before attention and before the feed-forward part
     post_norm: bool = False  # a norm of the result of each, before it is added
