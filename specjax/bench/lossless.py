@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import logit_maps, sampling
+from specjax.bench.proofs import Finding
 from specjax.models import lm
 from specjax.prompt import pack_prompts
 from specjax.theory import statistics
@@ -153,25 +154,13 @@ CELLS = 20
 MIN_TOKENS = 20 * CELLS  # with fewer the chi-square test is not valid
 
 
-class Lossless(NamedTuple):
-    """The result of a check.
-
-    ``passed`` is None if there are too few tokens to decide, and in a bench if the outputs of a
-    lossy rule show no difference.
-    """
-
-    check: str
-    passed: bool | None
-    detail: str
-
-
-def greedy_identity(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> Lossless:
+def greedy_identity(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> Finding:
     """Token-by-token equality with plain greedy decoding."""
     same = sum(list(a) == list(b) for a, b in zip(expected, got, strict=True))
-    return Lossless("greedy-identity", same == len(expected), f"{same}/{len(expected)} prompts")
+    return Finding("greedy-identity", same == len(expected), f"{same}/{len(expected)} prompts")
 
 
-def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Lossless:
+def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Finding:
     """Tests whether sampled outputs follow the target's law, at any vocabulary size.
 
     Needs only the outputs. Two statistics of each token given its prefix have a known distribution
@@ -191,6 +180,9 @@ def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Lossless:
     It does not detect noise reused between rounds, nor biases below about 3 / sqrt(tokens). The
     exact tests of the rules are the proof; this check covers the real model.
 
+    ``passed`` is None if there are too few tokens to decide. A bench (``summaries``) has None too
+    if the outputs of a lossy rule show no difference.
+
     Args:
         texts: without ``Drafter.probs`` only the first test is made.
         level: p-value below which the check fails.
@@ -199,7 +191,7 @@ def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Lossless:
     tokens = compare(texts)
     total = len(tokens.above)
     if total < MIN_TOKENS:
-        return Lossless("law", None, f"{total} tokens are too few to tell, p = -")
+        return Finding("law", None, f"{total} tokens are too few to tell, p = -")
     values = tokens.above + np.random.default_rng(seed).random(total) * tokens.tied
     cells = np.clip((values * CELLS).astype(int), 0, CELLS - 1)
     counts = np.bincount(cells, minlength=CELLS)
@@ -212,7 +204,7 @@ def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Lossless:
         p_value = min(1.0, 2 * min(p_value, math.erfc(abs(z) / math.sqrt(2))))  # two tests
     impossible = int((tokens.tied == 0).sum())
     passed = p_value > level and impossible <= total / 1000
-    return Lossless("law", passed, f"{total} tokens, {impossible} impossible, p = {p_value:.2g}")
+    return Finding("law", passed, f"{total} tokens, {impossible} impossible, p = {p_value:.2g}")
 
 
 TIES = 2  # ulps: a greedy token whose logit is within them of the largest one is a tie

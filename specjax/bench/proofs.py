@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,23 +35,56 @@ LIBRARIES = ("jax", "jaxlib", "numpy", "flax", "functools", "builtins", "optax",
 PLAIN = (str, int, float, type(None))  # hold nothing
 
 
-class Report(Protocol):
-    """A report of ``testing.check_drafter`` or ``testing.check_accept``."""
+class Finding(NamedTuple):
+    """The result of one check.
+
+    ``passed`` None: not proven. Nothing failed, but the check could not decide; ``detail`` gives
+    the reason.
+    """
+
+    check: str
+    passed: bool | None
+    detail: str
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "FAIL", None: "?   "}[self.passed]
+        return f"{mark} {self.check}  {self.detail}"
+
+
+class Report(NamedTuple):
+    """All findings about one method."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    # What it proves if all checks passed: "drafter", "rule", or "" if some checks were left out.
+    proves: str = ""
+    # The rule that was checked; None: a report about a drafter.
+    rule: Accept | None = None
 
     @property
-    def name(self) -> str: ...
+    def passed(self) -> bool:
+        """Whether every check passed. False without a check, and if one failed or is not proven."""
+        return bool(self.findings) and all(f.passed is True for f in self.findings)
 
     @property
-    def findings(self) -> Sequence[Any]: ...  # (check, passed, detail)
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(f.passed is False for f in self.findings)
 
     @property
-    def passed(self) -> bool: ...
+    def not_proven(self) -> tuple[Finding, ...]:
+        """The checks that could not decide."""
+        return tuple(f for f in self.findings if f.passed is None)
 
-    @property
-    def proves(self) -> str: ...  # "drafter", "rule", or "" for an incomplete report
-
-    @property
-    def rule(self) -> Accept | None: ...  # that was checked; None: a report about a drafter
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"{self.name} did not pass: nothing was checked"
+        width = max(len(f.check) for f in self.findings)
+        lines = [str(f._replace(check=f"{f.check:{width}}")) for f in self.findings]
+        result = "FAILED" if self.failed else "passed all checks"
+        if not self.failed and self.not_proven:
+            result = f"did not fail; not proven: {len(self.not_proven)} of {len(lines)} checks"
+        return "\n".join([f"{self.name} {result}", *lines])
 
 
 class Proof(NamedTuple):
@@ -76,17 +109,16 @@ class Proof(NamedTuple):
 
 def of_report(report: Report) -> Proof:
     """The proof that a report made in this process is."""
-    passed, rule = bool(report.passed and report.findings), report.rule
+    rule = report.rule
     own: Any = () if rule is None else (rule.lossless_class, keys_of(rule))
-    return Proof(report.name, __version__, passed, report.proves, *own)
+    return Proof(report.name, __version__, report.passed, report.proves, *own)
 
 
 def write(report: Report, path: Path) -> None:
     """Writes a report as a file for ``config.proof``. Raises UserError."""
-    proof = of_report(report)
-    findings = [[f.check, f.passed, f.detail] for f in report.findings]
+    facts = of_report(report)._asdict() | {"findings": report.findings}
     with on_disk(f"cannot write {path}", "name another file"):
-        files.write_json(path, {"schema": SCHEMA, **proof._asdict(), "findings": findings})
+        files.write_json(path, {"schema": SCHEMA, **facts})
 
 
 def read(path: str | Path) -> Proof:

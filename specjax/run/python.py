@@ -130,7 +130,7 @@ def _settings(sampling: dict[str, Any], grid: GridKeys, keys: dict[str, Any]) ->
 def _proof(given: Any) -> proofs.Proof:
     if isinstance(given, str | os.PathLike):
         return proofs.read(Path(given))
-    if all(hasattr(given, name) for name in ("name", "findings", "passed")):
+    if isinstance(given, proofs.Report):
         return proofs.of_report(given)
     raise UserError(
         f"proof has an object of type {type(given).__name__}; it must have reports of "

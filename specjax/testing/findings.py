@@ -7,66 +7,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
+from specjax.bench.proofs import Finding, Report
 from specjax.errors import UserError
 from specjax.types import Accept
 
 # Parts of the paths of frames that do not show where a user's code failed.
 _LIBRARIES = ("/jax/", "/jaxlib/", "/numpy/", "/flax/", "<frozen")
 _OWN = "/specjax/"
-
-
-class Finding(NamedTuple):
-    """The result of one check.
-
-    ``passed`` None: not proven. Nothing failed, but the check could not decide; ``detail`` gives
-    the reason.
-    """
-
-    check: str
-    passed: bool | None
-    detail: str
-
-    def __str__(self) -> str:
-        mark = {True: "ok  ", False: "FAIL", None: "?   "}[self.passed]
-        return f"{mark} {self.check}  {self.detail}"
-
-
-class Report(NamedTuple):
-    """All findings about one method."""
-
-    name: str
-    findings: tuple[Finding, ...]
-    # What it proves if all checks passed: "drafter", "rule", or "" if some checks were left out.
-    proves: str = ""
-    # The rule that was checked; None: a report about a drafter.
-    rule: Accept | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed. False without a check, and if one failed or is not proven."""
-        return bool(self.findings) and all(f.passed is True for f in self.findings)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return any(f.passed is False for f in self.findings)
-
-    @property
-    def not_proven(self) -> tuple[Finding, ...]:
-        """The checks that could not decide."""
-        return tuple(f for f in self.findings if f.passed is None)
-
-    def __str__(self) -> str:
-        if not self.findings:
-            return f"{self.name} did not pass: nothing was checked"
-        width = max(len(f.check) for f in self.findings)
-        lines = [str(f._replace(check=f"{f.check:{width}}")) for f in self.findings]
-        result = "FAILED" if self.failed else "passed all checks"
-        if not self.failed and self.not_proven:
-            result = f"did not fail; not proven: {len(self.not_proven)} of {len(lines)} checks"
-        return "\n".join([f"{self.name} {result}", *lines])
 
 
 Check = tuple[str, Callable[..., Finding | list[Finding]], *tuple[Any, ...]]

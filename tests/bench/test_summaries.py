@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import ModelParams, accept, drafters, testing
-from specjax.bench import lossless, measuring, metrics, passes, summaries
+from specjax.bench import lossless, measuring, metrics, passes, proofs, summaries
 from specjax.bench.measuring import Measured
 from specjax.errors import UserError
 from specjax.report import columns
@@ -107,7 +107,7 @@ def test_greedy_passes_that_differ_are_all_counted():
 )
 def test_no_text_shows_that_a_lossy_rule_is_lossless(rule, temperature, found, passed, monkeypatch):
     """Greedy texts can agree by chance. A text that differs is a fact, and so is another law."""
-    result = lossless.Lossless("law", found, "900 tokens, 0 impossible, p = 0.5")
+    result = proofs.Finding("law", found, "900 tokens, 0 impossible, p = 0.5")
     for name in ("law_check", "greedy_identity"):
         monkeypatch.setattr(lossless, name, lambda *_, **__: result)
     whole, *_ = rows("draft_model", temperature, rule, **MODEL)

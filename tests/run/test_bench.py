@@ -20,6 +20,7 @@ from specjax.bench import (
     metrics,
     overlap,
     passes,
+    proofs,
     summaries,
     token_traces,
 )
@@ -549,7 +550,7 @@ def test_a_failed_lossless_check_gives_exit_status_1(cli, quick, monkeypatch):
     monkeypatch.setattr(
         lossless,
         "greedy_identity",
-        lambda *_: lossless.Lossless("greedy-identity", False, "0/4 prompts"),
+        lambda *_: proofs.Finding("greedy-identity", False, "0/4 prompts"),
     )
     status, _, err, workdir = cli(*quick, "--config.repeats=1")
     assert status == 1 and "prompt_lookup is not lossless: 0/4 prompts; see results.json" in err

@@ -76,7 +76,7 @@ def test_several_methods_a_proof_and_the_report(loaded, methods, tmp_path, capsy
 def test_a_failed_lossless_check_is_an_error_after_everything_is_written(
     loaded, methods, tmp_path, monkeypatch
 ):
-    bad = lossless.Lossless("greedy-identity", False, "0/1 prompts")
+    bad = Finding("greedy-identity", False, "0/1 prompts")
     monkeypatch.setattr(lossless, "greedy_identity", lambda *_: bad)
     keys = SHORT | {"trace_prompts": 0}
     with pytest.raises(run.NotLossless, match="lookup is not lossless: 0/1 prompts"):
