@@ -51,7 +51,7 @@ from specjax.errors import UserError, on_disk
 from specjax.files import machine, write_all
 from specjax.types import LM, Accept
 
-SCHEMA = 1
+SCHEMA = 1  # of results.json and of trace.jsonl
 # What a bench writes beside results.json. New results replace it.
 BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
 # Fields that only a bench measures (those along the text a replay too).

@@ -20,13 +20,13 @@ from specjax import decode, outcome, sampling, step, tree
 from specjax.accept import verdict
 from specjax.bench import lossless, methods, passes
 from specjax.bench.methods import Given, Text
+from specjax.bench.results import SCHEMA
 from specjax.checks import number as check_number
 from specjax.checks import whole
 from specjax.data.spelling import spell
 from specjax.models import hf
 from specjax.types import CHAIN, DETERMINISTIC, LM, DecodeState, Draft, Drafter, StepInfo
 
-SCHEMA = 1
 ORIGINS = ("accepted", "residual", "bonus", "plain")
 ACCEPTED, RESIDUAL, BONUS, PLAIN = range(4)
 

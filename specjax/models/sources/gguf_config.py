@@ -244,7 +244,4 @@ def _ends(file: GgufFile) -> dict[str, Any]:
     ids = [file.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     known = list(dict.fromkeys(i for i in ids if i is not None))
     begin = file.fields.get("tokenizer.ggml.bos_token_id")
-    for value in (begin, *known):
-        if value is not None and type(value) is not int:
-            raise UserError(f"{file.path}: {value!r} is no token id")
     return {"bos_token_id": begin, "eos_token_id": known[0] if len(known) == 1 else known or None}
