@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specjax import files
-from specjax.bench.results import SCHEMA
 from specjax.data import jsonl
 from specjax.errors import UserError
 
+SCHEMA = 1  # of both files
 # The number of values of a token in the lists of a round: of an emitted one, and of a drafted one.
 LENGTHS = {"out": 6, "draft": 7}
 ROUNDING = 1e-3  # a probability may exceed its range by this much
