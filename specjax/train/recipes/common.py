@@ -112,8 +112,7 @@ def write_heads(
     assert drafter.training is not None
     facts = {"base_model_name_or_path": base, "vocab_size": target.lm.vocab_size}
     facts |= dict(drafter.training.facts)
-    vocabulary = hf.fingerprint(target.text_tokenizer)
-    head_files.write(folder, drafter.name, draft, facts, vocabulary, extra)
+    head_files.write(folder, drafter.name, draft, facts, target.lm.vocabulary, extra)
 
 
 def check_positions(config: Config, whose: str, positions: int) -> None:
