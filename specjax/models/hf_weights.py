@@ -369,11 +369,13 @@ def _name(family: Family, path: tuple, config: TransformerConfig) -> str:
     """The name of the tensor that has the parameter at this path."""
     first, *inner, leaf = path
     module = family.names[".".join(map(str, inner[1:])) if inner else first]
-    number = inner[0] if inner else None
-    if inner and family.apart:
-        earlier = sum(layer < number for layer in config.without_mlp)
-        number = 2 * number - earlier + str(inner[1]).startswith("mlp")
-    prefix = f"{family.names['layers']}.{number}." if inner else ""
+    prefix = ""
+    if inner:
+        number = int(inner[0])
+        if family.apart:
+            earlier = sum(layer < number for layer in config.without_mlp)
+            number = 2 * number - earlier + str(inner[1]).startswith("mlp")
+        prefix = f"{family.names['layers']}.{number}."
     return f"{prefix}{module}.{_ENDS.get(leaf, 'weight')}"
 
 

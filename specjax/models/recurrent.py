@@ -202,10 +202,11 @@ class Mamba2(nnx.Module):
         own, wide = self.sizes, jnp.promote_types(x.dtype, jnp.float32)
         inputs = jnp.concatenate([self.x(x), self.b(x), self.c(x)], -1)
         parts = (self.x_conv, self.b_conv, self.c_conv)
-        kernel = jnp.concatenate([part.kernel[...] for part in parts], -1)
+        kernel = jnp.concatenate([part.kernel[...] for part in parts], -1).astype(wide)
         bias = jnp.concatenate([part.bias[...] for part in parts if part.bias is not None], -1)
-        mixed = convolved(kernel, inputs, before, at) + bias
-        mixed = jax.nn.silu(mixed.astype(wide)).astype(x.dtype).astype(wide)
+        # Rounded once, after the bias, as in PyTorch.
+        mixed = convolved(kernel, inputs.astype(wide), before, at) + bias.astype(wide)
+        mixed = jax.nn.silu(mixed.astype(x.dtype).astype(wide)).astype(x.dtype).astype(wide)
         keys, values = own.key_heads * own.key_dim, own.value_heads * own.value_dim
         value, b, c = jnp.split(mixed, (values, values + keys), -1)
         b, c = (part.reshape(*x.shape[:2], own.key_heads, -1) for part in (b, c))
@@ -252,7 +253,7 @@ def delta_rule(
     """
     finite = _finite(tokens)
     visible, (batch, size, heads) = layout.visible, tokens.decay.shape
-    tokens = Tokens(*(part if part is None else _where(finite, part, 0) for part in tokens))
+    tokens = jax.tree.map(lambda part: _where(finite, part, 0), tokens)
     k, values, decay, sound = tokens.k, None, tokens.decay, finite
     if fed is not None:
         good = jnp.isfinite(fed.values).all((2, 3))

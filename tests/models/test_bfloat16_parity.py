@@ -21,8 +21,8 @@ FAMILIES = ("llama", "gpt2", "gpt_neox", "olmo2", "gemma2", "gemma3_text", "qwen
 FAMILIES += ("nemotron_h",)
 MODELS = 8
 # With biases a result is rounded before the bias is added and after it, in PyTorch once: measured
-# 1.13 times its error for GPT-NeoX.
-BIASED = ("gpt2", "gpt_neox")
+# 1.13 times its error for GPT-NeoX, 1.11 for Nemotron-H.
+BIASED = ("gpt2", "gpt_neox", "nemotron_h")
 
 
 @pytest.mark.slow

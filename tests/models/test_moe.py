@@ -51,16 +51,16 @@ def literal(module: ExpertMlp, x: np.ndarray) -> np.ndarray:
             inner = inner / (1 + np.exp(-inner)) * (token @ up[expert])
             out[row] += weight * (inner @ down[expert])
         if module.has_shared:
-            gate, up, down, own = (
+            *shared, factor = (
                 np.asarray(each.kernel[...], np.float64)
                 for each in (
                     *(module.shared.gate, module.shared.up, module.shared.down),
                     module.shared_gate,
                 )
             )
-            inner = token @ gate
-            inner = inner / (1 + np.exp(-inner)) * (token @ up)
-            out[row] += (inner @ down) / (1 + np.exp(-token @ own))
+            inner = token @ shared[0]
+            inner = inner / (1 + np.exp(-inner)) * (token @ shared[1])
+            out[row] += (inner @ shared[2]) / (1 + np.exp(-token @ factor))
     return out
 
 

@@ -44,7 +44,12 @@ def hybrid(dtype="float32", family=DELTA):
 
 def scaled(config, dtype):
     params = lm.init_params(config, jax.random.key(0), dtype)
-    return jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+    for layer in params["layers"].values():
+        if "mamba" in layer:  # larger steps and slower decays, so that its output is the state's
+            layer["mamba"]["dt_bias"] += 4
+            layer["mamba"]["a_log"] -= 4
+    return params
 
 
 # The rule -------------------------------------------------------------------------------------

@@ -330,10 +330,10 @@ class ModuleFiles(Codec):
                 )
         gated = own.get("attn_output_gate", False)
         if own[OWN]["layout"] == "qwen3" and _has_gate(where, _flat(raw)) != gated:
-            theirs, own = ("lacks", "has") if gated else ("has", "lacks")
+            theirs, ours = ("lacks", "has") if gated else ("has", "lacks")
             raise UserError(
                 f"{where}: the attention of the target {theirs} a gate, and that of the modules "
-                f"{own} one; write another layout"
+                f"{ours} one; write another layout"
             )
         added = {key: own[key] for key in ("num_nextn_predict_layers", OWN)}
         if engine:
