@@ -110,6 +110,7 @@ HF_FAMILIES: dict[str, tuple[str, dict]] = {
             "num_experts": 5,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 8,
+            "rms_norm_eps": 1e-3,
             "shared_expert_intermediate_size": 6,
             "rope_parameters": _TURNS,
         },
