@@ -823,6 +823,7 @@ def test_both_commits_of_states_are_equal(family):
     """And that of nothing moves no state."""
     config = states_study.shape(family, layers=4, width=32)
     target, params = lm.from_config(config), lm.init_params(config, jax.random.key(0))
+    params = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
     tokens = jax.random.randint(jax.random.key(1), (3, 9), 0, 2048)
 
     @jax.jit
@@ -838,7 +839,7 @@ def test_both_commits_of_states_are_equal(family):
 
     before, (updates, states, still) = three(params, tokens)
     for a, b in zip(jax.tree.leaves(updates), jax.tree.leaves(states), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         assert np.abs(a).max() > 1e-3
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(still), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -69,16 +69,16 @@ def lagging(model, params, context):
     return right_probs(model, params, context)[:, before]
 
 
-right_probs = targets._probs
+right_probs = targets._small_model.probs
 MUTANTS = {
     "the first target twice": (
-        targets,
-        "_probs",
+        targets._small_model,
+        "probs",
         lambda model, params, context: right_probs(
             model, ModelParams(params.target, params.target), context
         ),
     ),
-    "a place later": (targets, "_probs", lagging),
+    "a place later": (targets._small_model, "probs", lagging),
     "texts of the other target": (
         lossless,
         "compare",
