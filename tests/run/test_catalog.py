@@ -105,6 +105,14 @@ def test_help_lists_the_keys_of_a_configuration(capsys):
     assert f"config.mode`` is {', '.join(dispatch.MODES[:-1])} or {dispatch.MODES[-1]}." in out
 
 
+def test_a_rule_names_the_siblings_whose_default_it_is(capsys):
+    for rule, siblings in {"chain": "chain", "deterministic": "deterministic", "match": ""}.items():
+        _, out, _ = call(capsys, f"--explain={rule}")
+        line = f"default rule for siblings: {siblings}\n"
+        assert (line in out) == bool(siblings), out
+        assert siblings or "default rule for siblings" not in out
+
+
 def test_every_key_has_help():
     """Of every group of a configuration, also of those that a method chooses."""
     for keys in (settings.Settings, training.Training):
