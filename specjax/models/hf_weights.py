@@ -108,13 +108,12 @@ def check_sizes(path: Path, config: TransformerConfig) -> None:
         "tokens": (config.vocab_size, largest),
         "hidden units": (config.hidden_size, largest),
     }
-    layers_of = range(config.num_layers)
-    if not all(map(config.is_recurrent, layers_of)):
+    if config.recurrent is None or len(config.recurrent.layers) < config.num_layers:
         sizes["units of queries"] = config.num_heads * config.head_dim, largest
         sizes["units of keys"] = config.num_kv_heads * config.head_dim, largest
     if config.recurrent is not None:
         sizes["channels of the convolution"] = config.recurrent.channels, largest
-    if config.experts is None and not {*layers_of} <= {*config.without_mlp}:
+    if config.experts is None and len(config.without_mlp) < config.num_layers:
         sizes["inner units"] = config.intermediate_size, largest
     if config.experts is not None:
         sizes["experts"] = config.experts.experts, len(experts)

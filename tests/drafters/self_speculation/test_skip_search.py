@@ -122,7 +122,7 @@ class Guess:
 def searched(directory, monkeypatch, guess=Guess, stop=None, **settings):
     """(skips.json, the sets that were evaluated in this run)."""
     package = SimpleNamespace(BayesianOptimization=guess)
-    monkeypatch.setattr(skip_search, "library", lambda: package)
+    monkeypatch.setattr(skip_search, "bayesian_package", lambda: package)
     evaluation, seen = skip_search._evaluation, []
 
     def counting(*args):
