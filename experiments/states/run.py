@@ -1,6 +1,6 @@
 """What a commit of recurrent layers costs, beside a copy of the state after every token.
 
-    PYTHONPATH=. python experiments/states/run.py            (about 3 minutes on 2 CPU cores)
+    PYTHONPATH=. python experiments/states/run.py            (about 7 minutes on 2 CPU cores)
 
 A decoder of 8 layers (512 wide, float32, random weights), 6 of them with the gated delta rule or
 Mamba-2: 16 heads with a state of 64 by 64. After a pass over T tokens some of them are accepted.
