@@ -94,6 +94,7 @@ def lk_hybrid(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:
 
 _ALL = (forward_kl, reverse_kl, jensen_shannon, jeffreys, total_variation, lk, lk_hybrid)
 DIVERGENCES: dict[str, Callable[..., jax.Array]] = {each.__name__: each for each in _ALL}
+NAMES = ", ".join(DIVERGENCES)
 
 
 def overlap(target_logits: jax.Array, draft_logits: jax.Array) -> jax.Array:

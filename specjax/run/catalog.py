@@ -251,6 +251,8 @@ def keys_page(config: Config, file: Path) -> Group:
             comment = _of_rules(key)
         else:
             comment = _help(config, path.split("."))
+            if group == "loss" and not comment:
+                continue  # a key of another drafter's loss
         table.add_row(Text(f"--config.{path}={value}"), Text(comment))
     names = ", ".join(dict.fromkeys(name for _, name, _ in named))
     notes = [Text(f"keys of another drafter: --explain=NAME ({names} here)", "dim")] * bool(names)
@@ -261,7 +263,7 @@ def _help(config: Config, path: list[str]) -> str:
     """The help of a declared key; "" for another one."""
     if path[0] == "stages" and len(path) > 2:
         return _help(config.stages[path[1]], path[2:])
-    if path[0] == "loss":
+    if path[0] == "loss" and len(path) > 1:
         return _help_of_loss(config, path[-1])
     keys: type[declare.Keys] | None = Training if config.get("mode") == "train" else Settings
     text = ""

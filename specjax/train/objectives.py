@@ -90,7 +90,9 @@ class DistillKeys(declare.Keys, owner="loss."):
     """The keys of the loss of draft models."""
 
     divergence: str = key(
-        "forward_kl", "from the target's distribution", choices=tuple(DIVERGENCES)
+        "forward_kl",
+        f"from the target's distribution, one of {divergences.NAMES}",
+        choices=tuple(DIVERGENCES),
     )
     beta: float = key(0.5, "of jensen_shannon", above=0, below=1)
     temperature: float = key(

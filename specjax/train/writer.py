@@ -16,9 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from specjax import decode, rng, sampling, sharding
-from specjax.bench import methods, metrics
+from specjax.bench import methods, metrics, passes
 from specjax.bench.methods import MethodChoice
-from specjax.bench.passes import Method
 from specjax.drafters import none
 from specjax.errors import UserError
 from specjax.models import hf
@@ -30,7 +29,7 @@ class Writer(NamedTuple):
     """The target with a drafter and a rule."""
 
     target: LM
-    method: Method
+    method: passes.Method
     eos_id: tuple[int, ...]
     mesh: Mesh | None = None  # None: one device
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax import declare, sampling
 from specjax.declare import key
-from specjax.divergences import DIVERGENCES
+from specjax.divergences import DIVERGENCES, NAMES
 from specjax.drafters.heads._along_text import Drafts, at
 from specjax.drafters.heads._vocabulary import gather, place_of
 from specjax.errors import UserError
@@ -29,7 +29,7 @@ Term = Callable[[Any, Any], tuple[Array, Metrics, Any]]
 More = Callable[..., tuple[Array, Metrics]]
 
 
-def divergence_key(needs: str, help: str = "one of ``divergences.DIVERGENCES``") -> Any:
+def divergence_key(needs: str, help: str = f"one of {NAMES}") -> Any:
     """The key ``divergence`` of a loss; without the weight ``needs`` it has no effect."""
     return key("forward_kl", help, choices=tuple(DIVERGENCES), needs=needs)
 

@@ -31,7 +31,7 @@ from specjax import declare, sampling, tree
 from specjax.bound import Bound
 from specjax.cache import KVBlock
 from specjax.declare import key
-from specjax.divergences import DIVERGENCES
+from specjax.divergences import DIVERGENCES, NAMES
 from specjax.drafters.growth import Plan
 from specjax.drafters.heads import _along_text, _depth_loss
 from specjax.drafters.heads._along_text import Drafts, Texts
@@ -162,8 +162,8 @@ class LossKeys(declare.Keys, owner="loss."):
     )
     divergence: str = _depth_loss.divergence_key(
         "weight",
-        "from the target's distribution, one of ``divergences.DIVERGENCES``; forward KL has the "
-        "gradient of the cross-entropy with soft labels",
+        f"from the target's distribution, one of {NAMES}; forward KL has the gradient of the "
+        "cross-entropy with soft labels",
     )
     weight: float = key(0.1, "weight of the divergence", least=0)
     ce: float = key(0.0, "weight of the cross-entropy with the text", least=0)
