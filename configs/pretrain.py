@@ -15,7 +15,7 @@ curve. 25 minutes on two cores of an AMD EPYC with other work on them (jax 0.10.
     python -m specjax.run --config=configs/pretrain.py:hybrid --workdir=runs/hybrid
 
 Three of four layers are recurrent (the gated delta rule, as in Qwen3-Next). It decodes as any
-other target does; heads were not trained on it yet.
+other target does, and heads learn on it as on any other (experiments/trained_drafters).
 """
 
 from ml_collections import ConfigDict
