@@ -6,7 +6,7 @@ A setting that the decoder does not support raises a UserError that names the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -437,14 +437,20 @@ def _recurrent(raw: dict, layers: int) -> Recurrent | None:
         kinds = [_FULL if (i + 1) % every == 0 else _LINEAR for i in range(layers)]
     if len(kinds) != layers:
         raise UserError(f"layer_types must be a list of {layers} names, one per layer")
-    sizes = {field: value_of(raw, key, int, most) for field, (key, most) in _RECURRENT.items()}
-    if sizes["value_heads"] % sizes["key_heads"]:
-        raise UserError(
-            f"linear_num_value_heads {sizes['value_heads']} is no multiple of "
-            f"linear_num_key_heads, which is {sizes['key_heads']}"
-        )
+    sizes = _state_sizes(raw, _RECURRENT)
     recurrent = tuple(i for i in range(layers) if kinds[i] == _LINEAR)
     return Recurrent(layers=recurrent, **sizes) if recurrent else None
+
+
+def _state_sizes(raw: dict, keys: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Field of ``Recurrent`` -> size; ``keys`` as ``_RECURRENT``. Raises UserError."""
+    sizes = {field: value_of(raw, key, int, usual) for field, (key, usual) in keys.items()}
+    if sizes["value_heads"] % sizes["key_heads"]:
+        raise UserError(
+            f"{keys['value_heads'][0]} {sizes['value_heads']} is no multiple of "
+            f"{keys['key_heads'][0]}, which is {sizes['key_heads']}"
+        )
+    return sizes
 
 
 # The pairs of kinds of a file's layers: (kind, whether a feed-forward part follows).
@@ -453,6 +459,7 @@ _KINDS_OF, _PATTERN = "layers_block_type", "hybrid_override_pattern"
 # The letters of hybrid_override_pattern, and older names of the kinds.
 _LETTERS = {"M": _LINEAR, "*": _FULL, "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": _LINEAR, "attention": _FULL}
+# As ``_RECURRENT``.
 _MAMBA = {
     "key_heads": ("n_groups", 8),
     "value_heads": ("mamba_num_heads", 128),
@@ -485,13 +492,9 @@ def _joined(raw: dict) -> dict:
 
 def _mamba(raw: dict) -> Recurrent | None:
     """The recurrent layers of a file that ``_joined`` has read."""
-    sizes = {field: value_of(raw, key, int, most) for field, (key, most) in _MAMBA.items()}
-    if sizes["value_heads"] % sizes["key_heads"]:
-        raise UserError(
-            f"mamba_num_heads {sizes['value_heads']} is no multiple of n_groups, which is "
-            f"{sizes['key_heads']}"
-        )
-    least = raw.get(_LEAST_STEP, 0.001) and value_of(raw, _LEAST_STEP, float, 0.001)
+    sizes, stated = _state_sizes(raw, _MAMBA), raw.get(_LEAST_STEP)
+    zero = stated == 0 and stated is not False
+    least = 0.0 if zero else value_of(raw, _LEAST_STEP, float, 0.001)
     layers = tuple(i for i, (kind, _) in enumerate(raw[_LAYERS]) if kind == _LINEAR)
     return Recurrent(**sizes, layers=layers, kind="mamba2", least_step=least) if layers else None
 

@@ -173,6 +173,13 @@ def test_switches_are_true_or_false(tmp_path, value):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_switch_that_is_null_is_not_given(tmp_path):
+    write_heads(tmp_path / "mlp_speculator", "speculator")
+    path = tmp_path / "mlp_speculator" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"scale_input": None}))
+    assert head_files.read(path.parent, "mlp_speculator").config["scale_input"] is False
+
+
 def test_errors_of_the_operating_system(tmp_path, monkeypatch):
     params = write_heads(tmp_path / "heads", "bpd")
     new = {key: {k: x + 1 for k, x in part.items()} for key, part in params.items()}

@@ -118,6 +118,8 @@ REFUSED = [
         hf_keys("nemotron_h", layers_block_type=["moe"], n_routed_experts=8),
         "layer 0 of the file is 'moe', which is not supported",
     ),
+    (hf_keys("nemotron_h", time_step_min=False), "time_step_min is False; it must be a positive n"),
+    (hf_keys("nemotron_h", time_step_min=-1.0), "time_step_min is -1.0; it must be a positive num"),
     (hf_keys("nemotron_h", use_bias=True), "use_bias True is not supported; supported: False"),
     (hf_keys("qwen3_5_text", layer_types=["sliding_attention"] * 2), "layer_types .* is not supp"),
     (hf_keys("qwen3_5_text", layer_types=["linear_attention"]), "must be a list of 2 names"),
@@ -271,3 +273,9 @@ def test_longrope_ends_at_the_end_of_its_short_factors():
     config = hf.config_from_hf(raw)
     assert (config.max_positions, config.longest_text) == (128, 32)
     assert lm.from_config(config).max_positions == 32
+
+
+@pytest.mark.parametrize(("stated", "least"), [(None, 0.001), (0, 0.0), (0.0, 0.0), (0.5, 0.5)])
+def test_the_least_step_of_mamba_2(stated, least):
+    config = hf.config_from_hf(hf_keys("nemotron_h", time_step_min=stated))
+    assert config.recurrent.least_step == least

@@ -136,11 +136,17 @@ def test_equal_to_transformers(renormalise):
         norm_topk_prob=renormalise,
     )
     block = modeling.Qwen3MoeSparseMoeBlock(config)
+    assert_equal(torch, module, block, [(block.gate, module.router)])
+
+
+def assert_equal(torch, module: ExpertMlp, block, linear) -> None:
+    """A block of transformers with our weights; ``linear``: its linear maps, and ours."""
     gate, up, down = (
         torch.tensor(np.asarray(each[...])) for each in (module.gate, module.up, module.down)
     )
     with torch.no_grad():
-        block.gate.weight.copy_(torch.tensor(np.asarray(module.router.kernel[...]).T.copy()))
+        for theirs, ours in linear:
+            theirs.weight.copy_(torch.tensor(np.asarray(ours.kernel[...]).T.copy()))
         block.experts.gate_up_proj.copy_(torch.cat([gate, up], 2).transpose(1, 2))
         block.experts.down_proj.copy_(down.transpose(1, 2))
     for size in (1, 2, 30):
@@ -163,20 +169,8 @@ def test_a_shared_expert_is_that_of_transformers():
         num_experts_per_tok=3,
     )
     block = modeling.Qwen3NextSparseMoeBlock(config)
-    gate, up, down = (
-        torch.tensor(np.asarray(each[...])) for each in (module.gate, module.up, module.down)
-    )
     pairs = [(block.gate, module.router), (block.shared_expert_gate, module.shared_gate)]
     for name in ("gate", "up", "down"):
         own = getattr(block.shared_expert, f"{name}_proj")
         pairs.append((own, getattr(module.shared, name)))
-    with torch.no_grad():
-        for theirs, ours in pairs:
-            theirs.weight.copy_(torch.tensor(np.asarray(ours.kernel[...]).T.copy()))
-        block.experts.gate_up_proj.copy_(torch.cat([gate, up], 2).transpose(1, 2))
-        block.experts.down_proj.copy_(down.transpose(1, 2))
-    for size in (1, 2, 30):
-        x = tokens(2, size, seed=size)
-        with torch.no_grad():
-            expected = block(torch.tensor(x)).numpy()
-        np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+    assert_equal(torch, module, block, pairs)
