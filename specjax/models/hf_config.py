@@ -442,7 +442,7 @@ def _recurrent(raw: dict, layers: int) -> Recurrent | None:
     return Recurrent(layers=recurrent, **sizes) if recurrent else None
 
 
-def _state_sizes(raw: dict, keys: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+def _state_sizes(raw: dict, keys: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
     """Field of ``Recurrent`` -> size; ``keys`` as ``_RECURRENT``. Raises UserError."""
     sizes = {field: value_of(raw, key, int, usual) for field, (key, usual) in keys.items()}
     if sizes["value_heads"] % sizes["key_heads"]:
