@@ -157,14 +157,14 @@ def weights(draw, width, actions):
 
 
 def written(folder, nodes, seed=0, policies=True):
-    """The file of a profile with random policies, for batches of 1 to 8 rows."""
+    """The file of a profile with random policies, of 1 to 8 rows or ``loop_fit``."""
     sizes, draw = costs.sizes(nodes), np.random.default_rng(seed)
     kinds = []
     for _ in range(2):
         policy = tuple(map(functools.partial(weights, draw), WIDTHS, (1, len(sizes) - 1)))
         kind = costs.RoundCosts((1.0,) * len(sizes), (0.7,) * nodes)
         kinds.append(kind._replace(policy=policy) if policies else kind)
-    own = dict.fromkeys(range(1, 9), costs.Costs(sizes, *kinds))
+    own = dict.fromkeys((*range(1, 9), 60_000), costs.Costs(sizes, *kinds))
     path = folder / f"{nodes}_{seed}.json"
     own_profile = costs.Profile(costs.device(), "target", "drafter", own, costs.NODES)
     path.write_text(json.dumps(own_profile.to_json()))

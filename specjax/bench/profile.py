@@ -15,6 +15,7 @@ For ``ltd`` rounds are recorded too, each with trees of every depth, and its pol
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -38,11 +39,13 @@ from specjax.theory import calibration
 from specjax.topology import dynamic
 from specjax.types import Context, DecodeState, Draft
 
-ROUNDS = 16  # of a sample
+# Rounds of a sample: the least in which the time of a call does not count, and the most.
+ROUNDS = (4, 16)
 # Samples of each length, after one that may compile: at least so many, at most so many, and in
 # between until they took so many seconds. Rounds of small models take 0.1 ms: with few samples all
-# of them would be taken in one moment of the machine.
-SAMPLES = (2, 100)
+# of them would be taken in one moment of the machine. The median of five is right if two of them
+# were taken while something else ran.
+SAMPLES = (5, 100)
 ENOUGH_SECONDS = 0.4
 # Of the time of what was missed: samples, and calls of the loop without drafts before them.
 MISSED_SAMPLES, RESTS = 21, 3
@@ -71,6 +74,7 @@ class _Sample(NamedTuple):
     """One run of the loop."""
 
     seconds: float  # of a round
+    rounds: int  # that were timed
     counts: metrics.Counts
     finds: float  # the share of the rows' rounds with a draft
 
@@ -177,14 +181,16 @@ def _begun(job: Job, method: Method) -> DecodeState:
 
 def _seconds(job: Job, cells: dict[int, tuple[Method, DecodeState, int]]) -> dict[int, float]:
     """The time of a round of each cell, whose runs are taken in turns."""
+    least, most = ROUNDS
+    for cell in cells.values():  # may compile
+        _run(job, *cell, rounds=least)
+    one = _run(job, *next(iter(cells.values())), rounds=least).seconds
+    rounds = min(max(math.ceil(ENOUGH_SECONDS / SAMPLES[0] / one), least), most)
     runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
-    while lacking := [cell for cell in cells if not _enough(runs[cell][1:])]:
+    while lacking := [cell for cell in cells if not _enough(runs[cell])]:
         for cell in lacking:
-            runs[cell].append(_run(job, *cells[cell]))
-    # The first run of a cell may compile.
-    return {
-        cell: statistics.median(sample.seconds for sample in own[1:]) for cell, own in runs.items()
-    }
+            runs[cell].append(_run(job, *cells[cell], rounds=rounds))
+    return {cell: statistics.median(each.seconds for each in own) for cell, own in runs.items()}
 
 
 def _by_level(job: Job, method: Method, depth: int) -> np.ndarray:
@@ -210,7 +216,7 @@ def _missed(job: Job, method: Method, length: int) -> float:
     state = _begun(job, method)
     rested = state.replace(draft=with_length(state.draft, 0))
     for _ in range(RESTS):
-        rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS)
+        rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS[-1])
     rounds = int((rested.length - state.length).max())
     clock = timing.Clock(timing.of_draft(method.drafter).loop, 1)
     times: tuple[list[float], ...] = [], []
@@ -267,7 +273,7 @@ def _with_drafts(method: Method, nodes: bool = False) -> Method:
 
 def _enough(samples: Sequence[_Sample]) -> bool:
     least, most = SAMPLES
-    spent = ROUNDS * sum(sample.seconds for sample in samples)
+    spent = sum(sample.rounds * sample.seconds for sample in samples)
     return len(samples) >= most or (len(samples) >= least and spent >= ENOUGH_SECONDS)
 
 
@@ -316,14 +322,16 @@ def _rounds(job: Job, method: Method, sizes: Sequence[int]) -> ltd.Rounds:
     return ltd.Rounds(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
-def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
+def _run(
+    job: Job, method: Method, state: DecodeState, length: int, rounds: int = ROUNDS[-1]
+) -> _Sample:
     """Rounds with drafts of this length, after the state; it is copied, as a loop takes its own."""
     times = []
-    for rounds in (1, 1 + ROUNDS):
+    for most in (1, 1 + rounds):
         own = jax.tree.map(jnp.copy, state)
         own = jax.block_until_ready(own.replace(draft=with_length(own.draft, length)))
         began = time.perf_counter()
-        after, records = _generate(job, method, own, rounds)
+        after, records = _generate(job, method, own, most)
         times.append(time.perf_counter() - began)
     times = sharding.slowest(times)
     decode.check(sharding.on_host(after))
@@ -338,7 +346,7 @@ def _run(job: Job, method: Method, state: DecodeState, length: int) -> _Sample:
     # the first round.
     more = int(ran.sum()) - 1
     seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
-    return _Sample(seconds, counts, float(finds))
+    return _Sample(seconds, max(more, 1), counts, float(finds))
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

@@ -48,22 +48,43 @@ def counts(passed, tested):
 def test_times_of_a_round(monkeypatch):
     seconds, order = {0: 2e-4, 1: 2.6e-4, 2: 3.2e-4, 3: 2e-4}, []
 
-    def run(job, method, state, length):
+    def run(job, method, state, length, rounds=16):
         order.append(length)
         # The first run of each length compiles.
         slow = 100.0 if order.count(length) == 1 else 1.0
-        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
+        return profile._Sample(slow * seconds[length], rounds, counts([3, 1, 0], [4, 3, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=3)), (0, 1, 2, 3))
     # 1.6 and 1.0 are not in order, so both count as their mean.
     assert found.times == pytest.approx((1.0, 1.3, 1.3, 1.3))
-    # They are taken in turns, until they took 0.4 s, or 100 times after the first.
-    assert order[:8] == [0, 1, 2, 3] * 2
+    # After one that says how many rounds are enough, in turns, until they took 0.4 s or 100 times.
+    assert order[:9] == [0, 1, 2, 3, 0, 0, 1, 2, 3]
     # 16 rounds each; the last sample of lengths 0 and 1 is the first above 0.4 s.
-    assert [order.count(length) for length in (0, 1)] == [1 + 100, 1 + 97]
+    assert [order.count(length) for length in (0, 1)] == [2 + 100, 1 + 97]
     rates = [(p + 0.5) / (t + 1) for p, t in ((3, 4), (1, 3), (0, 1))]
     assert found.acceptance == pytest.approx(rates)
+
+
+def test_two_disturbed_samples_of_five(monkeypatch):
+    """Of slow rounds few are timed; other programs that run meanwhile do not change the profile."""
+    seconds, runs = {0: 0.2, 1: 0.3, 2: 0.4}, []
+
+    def run(job, method, state, length, rounds=16):
+        runs.append((length, rounds))
+        # After the first runs: others run during the first two samples of 0 and the last two of 2.
+        taken = sum(each == length for each, _ in runs) - 1
+        disturbed = (length == 0 and taken in (2, 3)) or (length == 2 and taken in (4, 5))
+        return profile._Sample(
+            seconds[length] * (4.0 if disturbed else 1.0), rounds, counts([1, 1], [1, 1]), 0.5
+        )
+
+    monkeypatch.setattr(profile, "_run", run)
+    found = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
+    assert found.times == pytest.approx((1.0, 1.5, 2.0))
+    # The last run is that of the acceptance.
+    assert {rounds for _, rounds in runs[:-1]} == {4} and runs[-1] == (2, 16)
+    assert len(runs) == 3 + 1 + 5 * 3 + 1
 
 
 def test_lookups_are_measured_with_drafts_in_every_round():
@@ -96,12 +117,12 @@ def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
     """They are measured with the longest draft, between no search and a draft of one token."""
     seconds, methods = {0: 2e-4, 1: 3e-4, 2: 4e-4}, set()
 
-    def run(job, method, state, length):
+    def run(job, method, state, length, rounds=16):
         methods.add(id(method))
         drafts = int(state.draft.control.drafts[0]) if lookup else profile.FOUND
         assert drafts != profile.NEVER or length == 2
         took = 2.4e-4 if drafts == profile.NEVER else seconds[length]
-        return profile._Sample(took, counts([3, 1], [4, 3]), 0.25)
+        return profile._Sample(took, rounds, counts([3, 1], [4, 3]), 0.25)
 
     lookup = True
     monkeypatch.setattr(profile, "_run", run)
