@@ -6,7 +6,7 @@ GPT-2 XL (48 layers, 1,600 wide, 6.2 GB in float32) and GPT-2 (12 layers, 768 wi
 weights: the draft model really runs, and its tokens are then right with a chosen probability
 (drafter ``controlled``). Four draft tokens, 40 new tokens, temperature 0, as in configs/gpt2.py,
 which has the real weights. --layers shortens the target. Adds "gpt2" to results.json beside this
-file. Run it on an idle machine; five minutes on two CPU cores (estimated from the sizes).
+file. Run it on an idle machine; ten minutes on two CPU cores.
 """
 
 from __future__ import annotations

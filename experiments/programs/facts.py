@@ -47,25 +47,35 @@ class Sums(NamedTuple):
         return Sums(*(count * each for each in self))
 
 
-def sums(program: Program, name: str | None = None) -> Sums:
+def sums(program: Program, name: str | None = None, layers: int | None = None) -> Sums:
     """Bytes and cycles of a computation; by default the whole program.
 
-    A loop counts as often as the compiler's known trip count, otherwise once. Of the branches of a
+    A loop counts as often as the compiler's known trip count, otherwise once. Programs for TPUs
+    have none: a loop that ends at the number ``layers`` is that over layers. Of the branches of a
     conditional the one with the most cycles and bytes counts.
     """
     computation = program.computations[name or program.entry]
     total = Sums()
     for each in computation.instructions.values():
-        inner = [sums(program, called) for called in hlo.subprograms(each)]
+        inner = [sums(program, called, layers) for called in hlo.subprograms(each)]
         if each.opcode == "conditional":
             total += max(inner, key=lambda one: (one.cycles, one.read + one.written))
         elif inner:
             often = each.number("known_trip_count") or 1
+            if layers and each.opcode == "while" and _ends_at(program, each, layers):
+                often = layers
             for one in inner:
                 total += one.times(often)
         if each.opcode not in ("while", "conditional", "call"):
             total += _cost(program, computation, each)
     return total
+
+
+def _ends_at(program: Program, loop: Instruction, turns: int) -> bool:
+    """Whether the condition of a loop is a comparison with this number and nothing else."""
+    (condition,) = program.of(loop, "condition")
+    values = [each for each in condition.instructions.values() if each.opcode == "constant"]
+    return condition.root.opcode == "compare" and [x.operands for x in values] == [(str(turns),)]
 
 
 def main_loop(program: Program) -> str | None:

@@ -43,7 +43,7 @@ class Instruction(NamedTuple):
     name: str
     opcode: str
     arrays: tuple[Array, ...]  # of its result: one, or those of a tuple
-    operands: tuple[str, ...]
+    operands: tuple[str, ...]  # of a parameter its number, of a constant its value
     attributes: str  # the rest of the line
     root: bool = False
 
@@ -135,7 +135,7 @@ def _instruction(line: str) -> Instruction:
     opcode, _, rest = rest.partition("(")
     end = _closing("(" + rest) - 1
     inside, attributes = rest[: end - 1], rest[end:]
-    operands = (inside,) if opcode == "parameter" else tuple(_NAME.findall(inside))
+    operands = (inside,) if opcode in ("parameter", "constant") else tuple(_NAME.findall(inside))
     return Instruction(name.lstrip("%"), opcode, arrays(shape), operands, attributes, root)
 
 

@@ -12,13 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from experiments.accelerator.models import LARGE
 from experiments.accelerator.models import SMALL as TARGET
 from experiments.states.run import committed
-from specjax import accept, decode, drafters, outcome, prompt, rng, sampling
-from specjax.models import lm
+from specjax import accept, decode, drafters, outcome, prompt, rng, sampling, tree
+from specjax import cache as cache_lib
+from specjax.cache import KVBlock, KVCache
+from specjax.models import attention, lm
 from specjax.models.transformer_config import Recurrent, TransformerConfig
 from specjax.train import objectives, optimise, update
-from specjax.types import LM, Batch, Drafter, ModelParams
+from specjax.types import LM, Batch, Drafter, ModelParams, Output
 
 # The shape of Llama 3.2 1B, and a draft model for it.
 DRAFT = dataclasses.replace(
@@ -40,10 +43,25 @@ class Size(NamedTuple):
     target: TransformerConfig = TARGET
     draft: TransformerConfig = DRAFT
     hybrid: TransformerConfig = HYBRID
+    large: TransformerConfig = LARGE
     prompt: int = 1024
     text: int = 2048  # the longest text; sizes the cache
     rows: int = 4  # of a training step, for each device
     length: int = 512  # tokens of a row of a training step
+    # Whether the target's layers are one loop over stacked parameters: ``scanned``.
+    scan: bool = False
+
+    @property
+    def turns(self) -> int | None:
+        """The turns of the loop over layers."""
+        return self.target.num_layers if self.scan else None
+
+    def model(self) -> tuple[LM, Any]:
+        """The target in bfloat16, and the shapes of its parameters."""
+        dtype = jnp.dtype(jnp.bfloat16)
+        if self.scan:
+            return scanned(self.target), stacked(lm.abstract_params(self.target, dtype))
+        return lm.from_config(self.target, dtype), lm.abstract_params(self.target, dtype)
 
 
 def small() -> Size:
@@ -52,7 +70,69 @@ def small() -> Size:
     draft = dataclasses.replace(DRAFT, vocab_size=16384, num_layers=1)
     own = Recurrent(2, 4, 16, 16, 4, layers=(0,))
     hybrid = dataclasses.replace(target, recurrent=own, rope_scaling=None)
-    return Size(target, draft, hybrid, prompt=64, text=512, rows=2, length=64)
+    large = dataclasses.replace(LARGE, vocab_size=16384, num_layers=2)
+    return Size(target, draft, hybrid, large, prompt=64, text=512, rows=2, length=64)
+
+
+def stacked(params: dict) -> dict:
+    """Parameters whose equal layers are one tree with a first axis over layers."""
+    layers = list(params["layers"].values())
+
+    def join(*own: Any) -> Any:
+        return jax.ShapeDtypeStruct((len(own), *own[0].shape), own[0].dtype)
+
+    return params | {"layers": jax.tree.map(join, *layers)}
+
+
+@functools.cache
+def scanned(config: TransformerConfig) -> LM:
+    """A decoder of equal layers, in bfloat16, whose pass is a loop over them.
+
+    Parameters are those of ``stacked``; keys and values are [L,B,H,S,D].
+    """
+    one, dtype = dataclasses.replace(config, num_layers=1), jnp.dtype(jnp.bfloat16)
+
+    def init_cache(batch: int, slots: int) -> KVCache:
+        shape = (config.num_layers, batch, config.num_kv_heads, slots, config.head_dim)
+        return KVCache(
+            (jnp.zeros(shape, dtype),), (jnp.zeros(shape, dtype),), jnp.zeros((batch,), jnp.int32)
+        )
+
+    def apply(params: Any, tokens: jax.Array, cache: KVCache, layout=None, block=None):
+        assert block is None, "a block in parts is not written here"
+
+        def module(layer: Any) -> Any:
+            return lm.merge(one, params | {"layers": {0: layer}}, dtype)
+
+        whole = module(jax.tree.map(lambda x: x[0], params["layers"]))
+        view = attention.past(cache, tokens.shape[1], layout)
+        (angle,) = whole.angles(view.positions)
+
+        def step(x: jax.Array, own: Any) -> Any:
+            layer, k, v = own
+            x, *new = module(layer).layers[0](x, angle, view, attention.Stored(k, v))
+            return x, new
+
+        given = params["layers"], cache.k[0], cache.v[0]
+        hidden, new = jax.lax.scan(step, whole.first(tokens, view), given)
+        hidden = whole.norm(hidden)
+        # [L,B,P,H,D] -> [B,P,L,H,D]: the first axes of all parts of a block are rows and tokens.
+        k, v = (jnp.moveaxis(each, 0, 2) for each in new)
+        own = KVBlock((k,), (v,), hidden[..., 0].astype(jnp.float32))
+        return Output(whole.logits(hidden), hidden), own
+
+    def commit(cache: KVCache, block: KVBlock, count: jax.Array, path=None) -> KVCache:
+        kept, _ = tree.accepted(block, count, path)
+        start = cache_lib.write_after(cache.length, kept.output)
+
+        def put(buffer: jax.Array, new: jax.Array) -> jax.Array:
+            write = functools.partial(cache_lib.write, start=start)
+            return jax.vmap(write)(buffer, jnp.moveaxis(new, 2, 0))
+
+        k, v = put(cache.k[0], kept.k[0]), put(cache.v[0], kept.v[0])
+        return cache.replace(k=(k,), v=(v,), length=cache.length + count)
+
+    return LM(init_cache, apply, commit, config.vocab_size, layers=config.num_layers)
 
 
 class Pair(NamedTuple):
@@ -72,6 +152,7 @@ class Made(NamedTuple):
     needed: float  # bytes that one round or pass must read: weights and caches
     shapes: list[tuple[str, tuple[int, ...]]]  # of weights and caches
     loop: bool = False
+    layers: int | None = None  # turns of the loop over layers; None: there is no such loop
 
 
 GAMMA = 5  # tokens of a chain
@@ -79,6 +160,7 @@ GAMMA = 5  # tokens of a chain
 # one pass before a loop and one inside it; XLA:GPU states how often the loop turns.
 DRAFTERS: dict[str, tuple[int, Callable[..., Drafter]]] = {
     "plain": (0, lambda target, draft: drafters.make("none", target=target)),
+    "lookup": (0, lambda target, _: drafters.make("prompt_lookup", target=target, gamma=GAMMA)),
     "chain": (2, lambda target, draft: _draft("draft_model", target, draft, gamma=GAMMA)),
     "tree": (3, lambda target, draft: _draft("draft_tree", target, draft, tree="4x2x1")),
     "nested": (2, lambda target, draft: _nested(target, draft)),
@@ -108,7 +190,7 @@ def _nested(target: LM, draft: LM) -> Drafter:
 @functools.cache
 def pair(method: str, size: Size) -> Pair:
     """A method with a draft model or heads in bfloat16."""
-    target = lm.from_config(size.target, jnp.dtype(jnp.bfloat16))
+    target, given_target = size.model()
     if method in HEADS:
         return _with_heads(method, size, target)
     draft = lm.from_config(size.draft, jnp.dtype(jnp.bfloat16))
@@ -118,7 +200,7 @@ def pair(method: str, size: Size) -> Pair:
         drafting: Any = ({}, given)
     else:
         drafting = given if passes else {}
-    params = ModelParams(lm.abstract_params(size.target, jnp.bfloat16), drafting)
+    params = ModelParams(given_target, drafting)
     return Pair(target, make(target, draft), params, passes)
 
 
@@ -171,8 +253,8 @@ def on(where: Any, tree: Any) -> Any:
 
 def forward(size: Size, device: Any, tokens: int, batch: int = 1) -> Made:
     """A pass over so many tokens, and the commit of one."""
-    target = lm.from_config(size.target, jnp.dtype(jnp.bfloat16))
-    params = on(device, lm.abstract_params(size.target, jnp.bfloat16))
+    target, params = size.model()
+    params = on(device, params)
     cache = on(device, jax.eval_shape(lambda: target.init_cache(batch, size.text)))
 
     def one(params, tokens, cache):
@@ -182,7 +264,7 @@ def forward(size: Size, device: Any, tokens: int, batch: int = 1) -> Made:
 
     given = on(device, jax.ShapeDtypeStruct((batch, tokens), jnp.int32))
     traced = jax.jit(one, donate_argnums=2).trace(params, given, cache)
-    return Made(traced, nbytes((params, cache)), shapes_of(params, cache.k))
+    return Made(traced, nbytes((params, cache)), shapes_of(params, cache.k), layers=size.turns)
 
 
 def hybrid(size: Size, device: Any, tokens: int, form: str) -> Made:
@@ -233,7 +315,7 @@ def state_of(made: Pair, size: Size, batch: int) -> Any:
 
 def caches(state: Any) -> list[jax.ShapeDtypeStruct]:
     """Keys and values of the target and of the draft model."""
-    return [x for x in jax.tree.leaves((state.cache, state.draft)) if x.ndim == 4 and x.shape[2]]
+    return [x for x in jax.tree.leaves((state.cache, state.draft)) if x.ndim >= 4 and x.size]
 
 
 def needed(made: Pair, params: ModelParams, state: Any) -> float:
@@ -245,10 +327,13 @@ def needed(made: Pair, params: ModelParams, state: Any) -> float:
     return nbytes((params.target, state.cache)) + made.passes * drafting
 
 
-def loop(size: Size, device: Any, method: str, turns: bool = False) -> Made:
+def loop(
+    size: Size, device: Any, method: str, turns: bool = False, widths: tuple[int, ...] | None = None
+) -> Made:
     """The compiled loop over rounds, with one method, for one row.
 
-    ``turns``: whether the turns of the draft's loop are counted.
+    ``turns``: whether the turns of the draft's loop are counted. ``widths`` of verification; None:
+    those of the method.
     """
     made = pair(method, size)
     made = made._replace(passes=GAMMA) if turns and made.passes == 2 else made
@@ -256,10 +341,10 @@ def loop(size: Size, device: Any, method: str, turns: bool = False) -> Made:
     stop = jax.eval_shape(lambda: outcome.stop_ids(2))
     params, state, stop = on(device, (made.params, state, stop))
     rule = accept.load(accept.default_rule(made.drafter))
-    static = {"max_steps": size.text - size.prompt, "verify_widths": None}
+    static = {"max_steps": size.text - size.prompt, "verify_widths": widths}
     traced = decode._generate.trace(made.target, made.drafter, rule, params, state, stop, **static)
     shapes = shapes_of(params, caches(state))
-    return Made(traced, needed(made, params, state), shapes, loop=True)
+    return Made(traced, needed(made, params, state), shapes, loop=True, layers=size.turns)
 
 
 def autoregressive(size: Size, device: Any) -> Made:
@@ -270,7 +355,8 @@ def autoregressive(size: Size, device: Any) -> Made:
     given = on(device, (made.params, state_of(made, size, 1), steps, stop))
     traced = decode._autoregressive.trace(made.target, *given)
     params, state = given[:2]
-    return Made(traced, needed(made, params, state), shapes_of(params, caches(state)), loop=True)
+    shapes = shapes_of(params, caches(state))
+    return Made(traced, needed(made, params, state), shapes, loop=True, layers=size.turns)
 
 
 def loss_and_state(size: Size) -> tuple[Any, Any, Any]:

@@ -104,7 +104,31 @@ def cases(size: Size, chips: Sequence[str]) -> list[Case]:
                 made[f"{name} loop"] = partial(programs.loop, size, one, name)
             made["training step"] = partial(programs.training, size, one)
         listed += [Case(name, chip, make) for name, make in made.items()]
-    return listed + _on_meshes(size, chips[0])
+    return listed + _scanned(size, chips) + _on_meshes(size, chips[0])
+
+
+def _scanned(size: Size, chips: Sequence[str]) -> list[Case]:
+    """Layers as a loop and written out; one verify width and those of a lookup.
+
+    For the target on the first chip, and for the 8B shape on one with enough memory.
+    """
+    listed = []
+    large = size._replace(target=size.large)
+    for name, shape, chip in (("", size, chips[0]), ("8B ", large, chips[-1])):
+        one = devices(TOPOLOGIES[chip])[0]
+        for scan in (False, True):
+            own, of = shape._replace(scan=scan), f"{name}{'scanned ' if scan else ''}"
+            made: dict[str, Callable[[], Made]] = {
+                f"{of}lookup loop": partial(programs.loop, own, one, "lookup"),
+                f"{of}lookup loop, one width": partial(
+                    programs.loop, own, one, "lookup", widths=(1 + programs.GAMMA,)
+                ),
+            }
+            if scan or name:  # the others are listed already
+                made |= {f"{of}pass over {n}": partial(programs.forward, own, one, n) for n in (1, 6)}
+                made[f"{of}plain loop"] = partial(programs.autoregressive, own, one)
+            listed += [Case(program, chip, make) for program, make in made.items()]
+    return listed
 
 
 def _on_meshes(size: Size, chip: str) -> list[Case]:
@@ -201,7 +225,7 @@ def gpu_row(case: Case) -> dict[str, Any]:
 def row(case: Case) -> dict[str, Any]:
     """Compiles a program for a TPU; what its executable shows."""
     made, seconds, executable, program, name = compiled_for("tpu", case)
-    part = facts.sums(program, name)
+    part = facts.sums(program, name, made.layers)
     memory = executable.memory_analysis()
     return {
         "program": case.program,
