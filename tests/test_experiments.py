@@ -34,6 +34,7 @@ from experiments.peers import models as peers_models
 from experiments.peers import run as peers_study
 from experiments.peers import tables as peers_tables
 from experiments.programs import hlo
+from experiments.programs import programs as programs_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
 from experiments.real_model import run as real_model_study
@@ -49,13 +50,14 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from specjax import accept, files
+from specjax import accept, decode, drafters, files
 from specjax.data import shards
 from specjax.errors import UserError
 from specjax.models import hf, lm
+from specjax.testing import loop as loops
 from specjax.testing.models import tiny, tiny_config
 from specjax.topology import shapes
-from specjax.types import Draft
+from specjax.types import Draft, ModelParams
 
 pytestmark = pytest.mark.usefixtures("quiet")
 EXPERIMENTS = Path(common.__file__).parent
@@ -843,6 +845,32 @@ def test_both_commits_of_states_are_equal(family):
         assert np.abs(a).max() > 1e-3
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(still), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_layers_as_a_loop_are_the_same_layers():
+    """The pass, a commit of several counts, and texts of a compiled loop with trees."""
+    config = tiny_config("llama", layers=3)
+    whole = lm.from_config(config)
+    params = lm.init_params(config, jax.random.key(0))
+    loop = programs_study.scanned(config, np.dtype(np.float32)), programs_study.stacked(params)
+    tokens, found = jnp.array([[1, 2, 3, 4], [5, 6, 7, 8]]), []
+    for model, own in ((whole, params), loop):
+        cache, passes = model.init_cache(2, 9), []
+        for count in (3, 0), (1, 2):
+            out, block = model.apply(own, tokens, cache)
+            passes.append((out.logits, out.hidden))
+            cache = model.commit(cache, block, jnp.array(count))
+        found.append(passes)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
+    texts = []
+    for model, own in ((whole, params), loop):
+        drafter = drafters.make("trie", model, nodes=6, depth=3)
+        given = model, drafter, ModelParams(own, drafter.init_params(jax.random.key(0)))
+        state = loops.begin(*given, [[1, 2, 1, 2, 1], [3, 4, 3]], 24, 0, temperature=0.0)
+        rule = accept.load("deterministic")
+        state, _ = decode.generate(model, drafter, rule, given[2], state, max_steps=24)
+        texts.append((state.tokens.tolist(), state.length.tolist()))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

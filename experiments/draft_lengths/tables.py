@@ -10,12 +10,12 @@ from experiments.tables import number, source, table
 
 def tables(results: dict) -> str:
     """Every controller by setting, then all of them on one pair, some by task, and their cost."""
-    every, cost, *chat = (
+    every, bank, cost, *chat = (
         json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("all", "cost", "chat", "chat_hydra", "chat_draft")
+        for name in ("all", "chat_bank", "cost", "chat", "chat_hydra", "chat_draft")
     )
-    first = f"{_ratios(results)}\n\n{_goodput_counts(results)}"
-    tables = [first, _ratios(every), *map(_lengths_by_task, chat)]
+    tables = [f"{_ratios(own)}\n\n{_goodput_counts(own)}" for own in (results, bank)]
+    tables += [_ratios(every), *map(_lengths_by_task, chat)]
     return "\n\n".join([*tables, _costs_of_controllers(cost)])
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from experiments.accelerator.models import LARGE
@@ -59,9 +60,10 @@ class Size(NamedTuple):
     def model(self) -> tuple[LM, Any]:
         """The target in bfloat16, and the shapes of its parameters."""
         dtype = jnp.dtype(jnp.bfloat16)
+        params = lm.abstract_params(self.target, dtype)
         if self.scan:
-            return scanned(self.target), stacked(lm.abstract_params(self.target, dtype))
-        return lm.from_config(self.target, dtype), lm.abstract_params(self.target, dtype)
+            return scanned(self.target, dtype), jax.eval_shape(stacked, params)
+        return lm.from_config(self.target, dtype), params
 
 
 def small() -> Size:
@@ -76,21 +78,17 @@ def small() -> Size:
 
 def stacked(params: dict) -> dict:
     """Parameters whose equal layers are one tree with a first axis over layers."""
-    layers = list(params["layers"].values())
-
-    def join(*own: Any) -> Any:
-        return jax.ShapeDtypeStruct((len(own), *own[0].shape), own[0].dtype)
-
-    return params | {"layers": jax.tree.map(join, *layers)}
+    layers = params["layers"].values()
+    return params | {"layers": jax.tree.map(lambda *own: jnp.stack(own), *layers)}
 
 
 @functools.cache
-def scanned(config: TransformerConfig) -> LM:
-    """A decoder of equal layers, in bfloat16, whose pass is a loop over them.
+def scanned(config: TransformerConfig, dtype: np.dtype) -> LM:
+    """A decoder of equal layers whose pass is a loop over them.
 
     Parameters are those of ``stacked``; keys and values are [L,B,H,S,D].
     """
-    one, dtype = dataclasses.replace(config, num_layers=1), jnp.dtype(jnp.bfloat16)
+    one = dataclasses.replace(config, num_layers=1)
 
     def init_cache(batch: int, slots: int) -> KVCache:
         shape = (config.num_layers, batch, config.num_kv_heads, slots, config.head_dim)

@@ -125,7 +125,9 @@ def _scanned(size: Size, chips: Sequence[str]) -> list[Case]:
                 ),
             }
             if scan or name:  # the others are listed already
-                made |= {f"{of}pass over {n}": partial(programs.forward, own, one, n) for n in (1, 6)}
+                made |= {
+                    f"{of}pass over {n}": partial(programs.forward, own, one, n) for n in (1, 6)
+                }
                 made[f"{of}plain loop"] = partial(programs.autoregressive, own, one)
             listed += [Case(program, chip, make) for program, make in made.items()]
     return listed
