@@ -39,8 +39,8 @@ from specjax.theory import calibration
 from specjax.topology import dynamic
 from specjax.types import Context, DecodeState, Draft
 
-# Rounds of a sample: the least in which the time of a call does not count, and the most.
-ROUNDS = (4, 16)
+# Rounds of a sample: the most, and the least in which the time of a call does not count.
+ROUNDS, FEW = 16, 4
 # Samples of each length, after one that may compile: at least so many, at most so many, and in
 # between until they took so many seconds. Rounds of small models take 0.1 ms: with few samples all
 # of them would be taken in one moment of the machine. The median of five is right if two of them
@@ -74,7 +74,6 @@ class _Sample(NamedTuple):
     """One run of the loop."""
 
     seconds: float  # of a round
-    rounds: int  # that were timed
     counts: metrics.Counts
     finds: float  # the share of the rows' rounds with a draft
 
@@ -166,11 +165,10 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
     times = np.maximum(isotonic_regression(times, weights=fixed).x, 1.0).tolist()
     empty = times.pop(1) if lookup else 1.0
     total = _run(job, method, state, lengths[-1])
-    rates = (total.counts.passed + PRIOR) / (total.counts.tested + 1)
-    rates = tuple(np.clip(rates, 0, 1).tolist())
+    rates = np.clip((total.counts.passed + PRIOR) / (total.counts.tested + 1), 0, 1).tolist()
     missed = 0.0 if lookup else _missed(job, method, lengths[1]) / seconds[0]
     finds = total.finds if lookup else 1.0
-    return RoundCosts(tuple(times), rates, empty=empty, finds=finds, missed=missed)
+    return RoundCosts(tuple(times), tuple(rates), empty=empty, finds=finds, missed=missed)
 
 
 def _begun(job: Job, method: Method) -> DecodeState:
@@ -181,16 +179,15 @@ def _begun(job: Job, method: Method) -> DecodeState:
 
 def _seconds(job: Job, cells: dict[int, tuple[Method, DecodeState, int]]) -> dict[int, float]:
     """The time of a round of each cell, whose runs are taken in turns."""
-    least, most = ROUNDS
     for cell in cells.values():  # may compile
-        _run(job, *cell, rounds=least)
-    one = _run(job, *next(iter(cells.values())), rounds=least).seconds
-    rounds = min(max(math.ceil(ENOUGH_SECONDS / SAMPLES[0] / one), least), most)
-    runs: dict[int, list[_Sample]] = {cell: [] for cell in cells}
-    while lacking := [cell for cell in cells if not _enough(runs[cell])]:
+        _run(job, *cell, FEW)
+    one = _run(job, *cells[0], FEW).seconds
+    rounds = min(max(math.ceil(ENOUGH_SECONDS / SAMPLES[0] / one), FEW), ROUNDS)
+    runs: dict[int, list[float]] = {cell: [] for cell in cells}
+    while lacking := [cell for cell in cells if not _enough(runs[cell], rounds)]:
         for cell in lacking:
-            runs[cell].append(_run(job, *cells[cell], rounds=rounds))
-    return {cell: statistics.median(each.seconds for each in own) for cell, own in runs.items()}
+            runs[cell].append(_run(job, *cells[cell], rounds).seconds)
+    return {cell: statistics.median(own) for cell, own in runs.items()}
 
 
 def _by_level(job: Job, method: Method, depth: int) -> np.ndarray:
@@ -216,7 +213,7 @@ def _missed(job: Job, method: Method, length: int) -> float:
     state = _begun(job, method)
     rested = state.replace(draft=with_length(state.draft, 0))
     for _ in range(RESTS):
-        rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS[-1])
+        rested, _ = _generate(job, method, jax.tree.map(jnp.copy, rested), ROUNDS)
     rounds = int((rested.length - state.length).max())
     clock = timing.Clock(timing.of_draft(method.drafter).loop, 1)
     times: tuple[list[float], ...] = [], []
@@ -271,10 +268,9 @@ def _with_drafts(method: Method, nodes: bool = False) -> Method:
     return method._replace(drafter=drafter._replace(propose=propose))
 
 
-def _enough(samples: Sequence[_Sample]) -> bool:
+def _enough(seconds: Sequence[float], rounds: int) -> bool:
     least, most = SAMPLES
-    spent = sum(sample.rounds * sample.seconds for sample in samples)
-    return len(samples) >= most or (len(samples) >= least and spent >= ENOUGH_SECONDS)
+    return len(seconds) >= (least if rounds * sum(seconds) >= ENOUGH_SECONDS else most)
 
 
 def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, ...]:
@@ -322,9 +318,7 @@ def _rounds(job: Job, method: Method, sizes: Sequence[int]) -> ltd.Rounds:
     return ltd.Rounds(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
-def _run(
-    job: Job, method: Method, state: DecodeState, length: int, rounds: int = ROUNDS[-1]
-) -> _Sample:
+def _run(job: Job, method: Method, state: DecodeState, length: int, rounds=ROUNDS) -> _Sample:
     """Rounds with drafts of this length, after the state; it is copied, as a loop takes its own."""
     times = []
     for most in (1, 1 + rounds):
@@ -346,7 +340,7 @@ def _run(
     # the first round.
     more = int(ran.sum()) - 1
     seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
-    return _Sample(seconds, max(more, 1), counts, float(finds))
+    return _Sample(seconds, counts, float(finds))
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

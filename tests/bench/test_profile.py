@@ -52,7 +52,7 @@ def test_times_of_a_round(monkeypatch):
         order.append(length)
         # The first run of each length compiles.
         slow = 100.0 if order.count(length) == 1 else 1.0
-        return profile._Sample(slow * seconds[length], rounds, counts([3, 1, 0], [4, 3, 1]), 0.5)
+        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=3)), (0, 1, 2, 3))
@@ -75,9 +75,8 @@ def test_two_disturbed_samples_of_five(monkeypatch):
         # After the first runs: others run during the first two samples of 0 and the last two of 2.
         taken = sum(each == length for each, _ in runs) - 1
         disturbed = (length == 0 and taken in (2, 3)) or (length == 2 and taken in (4, 5))
-        return profile._Sample(
-            seconds[length] * (4.0 if disturbed else 1.0), rounds, counts([1, 1], [1, 1]), 0.5
-        )
+        slow = 4.0 if disturbed else 1.0
+        return profile._Sample(slow * seconds[length], counts([1, 1], [1, 1]), 0.5)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
@@ -122,7 +121,7 @@ def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
         drafts = int(state.draft.control.drafts[0]) if lookup else profile.FOUND
         assert drafts != profile.NEVER or length == 2
         took = 2.4e-4 if drafts == profile.NEVER else seconds[length]
-        return profile._Sample(took, rounds, counts([3, 1], [4, 3]), 0.25)
+        return profile._Sample(took, counts([3, 1], [4, 3]), 0.25)
 
     lookup = True
     monkeypatch.setattr(profile, "_run", run)
