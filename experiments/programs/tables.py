@@ -23,6 +23,7 @@ COLUMNS = (
     ),
     Column("float32", "float32_of_bfloat16"),
     Column("host", "host_transfers"),
+    Column("compiled in", "compile_seconds", ".0f", " s"),
 )
 
 
