@@ -32,7 +32,7 @@ from specjax.bench.passes import Job, Method, batches, begin, one_part
 from specjax.control import Controller, calibrated, ltd
 from specjax.control import costs as control_costs
 from specjax.control._controller import FOREVER
-from specjax.control.costs import Costs, Profile, RoundCosts
+from specjax.control.costs import ACCEPTANCE, Costs, Profile, RoundCosts
 from specjax.control.fixed import Length
 from specjax.drafters import _limited
 from specjax.theory import calibration
@@ -75,14 +75,12 @@ class _Sample(NamedTuple):
 
     seconds: float  # of a round
     counts: metrics.Counts
-    finds: float  # the share of the rows' rounds with a draft
+    finds: float  # of a lookup: the share of the rows' rounds with a draft; others always have one
 
 
 def by_nodes(text: str | Controller | None) -> bool:
     """Whether this controller needs the times by nodes of a tree."""
-    if not control.wants_profile(text):
-        return False
-    controller = control.parse(text or "")
+    controller = control.parse(text or "") if control.wants_profile(text) else None
     return controller is not None and controller.size is not None
 
 
@@ -118,6 +116,10 @@ def measure(
     plain = make("fixed:0").drafter
     lengths = control_costs.sizes(plain.nodes) if nodes else lengths_of(plain.longest)
     method = _with_drafts(make(_forced(lengths[-1], nodes)), nodes)
+    if known := method.drafter.rare.lengths:
+        # A controller that chooses from these lengths verifies the same widths.
+        rare = method.drafter.rare._replace(lengths=known + lengths)
+        method = method._replace(drafter=method.drafter._replace(rare=rare))
     for job in jobs:
         greedy = not job.settings.get("temperature", 1.0)
         # Those of one device: its rows choose their lengths together.
@@ -131,24 +133,18 @@ def measure(
             report(f"profile: fits the policies to {len(rounds.tokens)} rounds")
             times = _by_level(job, method, plain.longest)[:, None] + own.times[1:] - own.times[1]
             own = own._replace(policy=ltd.fit(rounds, np.maximum(times, 1.0), report))
-        if nodes or not acceptance:  # what is assumed of drafts without a measurement
-            own = own._replace(acceptance=(control_costs.ACCEPTANCE,) * lengths[-1], finds=1.0)
-        found.setdefault(rows, {})[greedy] = own
-    costs = {}
-    for size, kinds in found.items():
-        # If only greedy or only sampled rounds were measured, both kinds get the same costs.
-        either = next(iter(kinds.values()))
-        costs[size] = Costs(lengths, kinds.get(True, either), kinds.get(False, either))
+        if acceptance and not nodes:
+            rates, finds = _accepted(job, method, lengths[-1])
+            own = own._replace(acceptance=rates, finds=finds)
+        # If only greedy or only sampled rounds are measured, both kinds get the same costs.
+        found.setdefault(rows, {True: own, False: own})[greedy] = own
+    costs = {size: Costs(lengths, kinds[True], kinds[False]) for size, kinds in found.items()}
     unit = control_costs.NODES if nodes else control_costs.LEVELS
     return Profile(control_costs.device(), *names, costs, unit)
 
 
 def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
-    """One cell. The loop is compiled once: what the rounds differ in are numbers in its state."""
-    if job.verify_widths is None and method.drafter.rare.lengths:
-        # A controller that chooses from these lengths verifies the same widths.
-        rare = method.drafter.rare._replace(lengths=method.drafter.rare.lengths + lengths)
-        method = method._replace(drafter=method.drafter._replace(rare=rare))
+    """The times. The loop is compiled once: what the rounds differ in are numbers in its state."""
     state = _begun(job, method)
     lookup = isinstance(state.draft, _limited.State)
     # Each cell is a length; for lookups also rounds of the longest one in which nothing is found.
@@ -164,11 +160,18 @@ def _measured(job: Job, method: Method, lengths: tuple[int, ...]) -> RoundCosts:
     fixed = np.where(np.arange(len(times)), 1.0, 1e6)
     times = np.maximum(isotonic_regression(times, weights=fixed).x, 1.0).tolist()
     empty = times.pop(1) if lookup else 1.0
-    total = _run(job, method, state, lengths[-1])
-    rates = np.clip((total.counts.passed + PRIOR) / (total.counts.tested + 1), 0, 1).tolist()
     missed = 0.0 if lookup else _missed(job, method, lengths[1]) / seconds[0]
-    finds = total.finds if lookup else 1.0
-    return RoundCosts(tuple(times), tuple(rates), empty=empty, finds=finds, missed=missed)
+    return RoundCosts(tuple(times), (ACCEPTANCE,) * lengths[-1], empty=empty, missed=missed)
+
+
+def _accepted(job: Job, method: Method, length: int) -> tuple[tuple[float, ...], float]:
+    """The acceptance at each depth, and how often there is a draft, in rounds after all prompts."""
+    samples = []
+    for batch in batches(job):
+        samples.append(_run(job, method, begin(job, method.drafter, method.params, *batch), length))
+    passed, tested = (sum(getattr(x.counts, n) for x in samples) for n in ("passed", "tested"))
+    rates = np.clip((passed + PRIOR) / (tested + 1), 0, 1)
+    return tuple(rates.tolist()), statistics.mean(sample.finds for sample in samples)
 
 
 def _begun(job: Job, method: Method) -> DecodeState:
@@ -184,7 +187,7 @@ def _seconds(job: Job, cells: dict[int, tuple[Method, DecodeState, int]]) -> dic
     one = _run(job, *cells[0], FEW).seconds
     rounds = min(max(math.ceil(ENOUGH_SECONDS / SAMPLES[0] / one), FEW), ROUNDS)
     runs: dict[int, list[float]] = {cell: [] for cell in cells}
-    while lacking := [cell for cell in cells if not _enough(runs[cell], rounds)]:
+    while lacking := [cell for cell, own in runs.items() if not _enough(own, rounds)]:
         for cell in lacking:
             runs[cell].append(_run(job, *cells[cell], rounds).seconds)
     return {cell: statistics.median(own) for cell, own in runs.items()}
@@ -332,15 +335,15 @@ def _run(job: Job, method: Method, state: DecodeState, length: int, rounds=ROUND
     records = sharding.fetch(records)
     drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)
     ran = emitted.any(1) | drafted.any(1)
-    rows = [True] * drafted.shape[1]
-    counts = metrics.count(records, rows, method.drafter.longest)
+    counts = metrics.count(records, [True] * drafted.shape[1], method.drafter.longest)
     live = emitted > 0
     finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
+    finds = float(finds) if isinstance(state.draft, _limited.State) else 1.0
     # Not below a tenth of what was measured, however noisy the two are. A draft may end all rows in
     # the first round.
     more = int(ran.sum()) - 1
     seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
-    return _Sample(seconds, counts, float(finds))
+    return _Sample(seconds, counts, finds)
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

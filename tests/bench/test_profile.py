@@ -62,8 +62,23 @@ def test_times_of_a_round(monkeypatch):
     assert order[:9] == [0, 1, 2, 3, 0, 0, 1, 2, 3]
     # 16 rounds each; the last sample of lengths 0 and 1 is the first above 0.4 s.
     assert [order.count(length) for length in (0, 1)] == [2 + 100, 1 + 97]
-    rates = [(p + 0.5) / (t + 1) for p, t in ((3, 4), (1, 3), (0, 1))]
-    assert found.acceptance == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(("batch", "runs"), [(1, 4), (2, 2), (3, 2)])
+def test_acceptance_is_that_of_all_prompts(monkeypatch, batch, runs):
+    """A text alone may be unlike the others; a batch that is not full counts its rows."""
+    made = iter(range(10))
+
+    def run(job, method, state, length, rounds=16):
+        n = next(made)
+        return profile._Sample(1.0, counts([3 + n, 1, 0], [4 + n, 3 + n, 1]), 0.25 * n)
+
+    monkeypatch.setattr(profile, "_run", run)
+    rates, finds = profile._accepted(job(batch=batch), forced(maker(gamma=3)), 3)
+    more = sum(range(runs))
+    pairs = (3 * runs + more, 4 * runs + more), (runs, 3 * runs + more), (0, runs)
+    assert rates == pytest.approx([(p + 0.5) / (t + 1) for p, t in pairs])
+    assert next(made) == runs and finds == 0.25 * more / runs
 
 
 def test_two_disturbed_samples_of_five(monkeypatch):
@@ -81,9 +96,7 @@ def test_two_disturbed_samples_of_five(monkeypatch):
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
     assert found.times == pytest.approx((1.0, 1.5, 2.0))
-    # The last run is that of the acceptance.
-    assert {rounds for _, rounds in runs[:-1]} == {4} and runs[-1] == (2, 16)
-    assert len(runs) == 3 + 1 + 5 * 3 + 1
+    assert {rounds for _, rounds in runs} == {4} and len(runs) == 3 + 1 + 5 * 3
 
 
 def test_lookups_are_measured_with_drafts_in_every_round():
@@ -126,12 +139,12 @@ def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
     lookup = True
     monkeypatch.setattr(profile, "_run", run)
     measured = profile._measured(job(), forced(maker("prompt_lookup", gamma=2)), (0, 1, 2))
-    assert measured.empty == pytest.approx(1.2) and measured.finds == 0.25
+    assert measured.empty == pytest.approx(1.2)
     assert measured.times == pytest.approx((1.0, 1.5, 2.0))
     assert len(methods) == 1  # so one loop is compiled
     lookup = False
     model = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
-    assert model.empty == model.finds == 1.0
+    assert model.empty == 1.0
 
 
 def test_the_share_of_rounds_with_a_draft():
@@ -279,12 +292,12 @@ def test_rounds_with_so_many_nodes(name, monkeypatch):
     def measured(job, method, lengths_of_cells):
         lengths.append(lengths_of_cells)
         times = tuple(1.0 + n for n in lengths_of_cells)
-        return RoundCosts(times, (0.5,) * 2)
+        return RoundCosts(times, (0.5,) * 6)
 
     monkeypatch.setattr(profile, "_measured", measured)
     how = {"names": ("m", "d"), "nodes": True}
     found = profile.measure([one], with_rule, lambda message: None, **how).batches
     assert lengths == [(0, 1, 3, 6)] and found[2].lengths == (0, 1, 3, 6)
-    assert len(found[2].greedy.acceptance) == 6
+    assert found[2].greedy.acceptance == (0.5,) * 6
     assert profile.by_nodes("budget") and not profile.by_nodes("goodput")
     assert not profile.by_nodes("budget:draft=0.1") and not profile.by_nodes(None)
