@@ -49,8 +49,8 @@ SAMPLES = (5, 100)
 ENOUGH_SECONDS = 0.4
 # Of the time of what was missed: samples, and calls of the loop without drafts before them.
 MISSED_SAMPLES, RESTS = 21, 3
-# Rounds of each prompt in which confidences are recorded.
-CONFIDENCE_ROUNDS = 64
+# Rounds of each prompt in which acceptance and confidences are recorded.
+TEXT_ROUNDS = 64
 # Rounds of all prompts together that are recorded for ``ltd``, each with a tree of every depth.
 POLICY_ROUNDS = 400
 # A key beside lengths: rounds in which a lookup finds nothing.
@@ -168,7 +168,8 @@ def _accepted(job: Job, method: Method, length: int) -> tuple[tuple[float, ...],
     """The acceptance at each depth, and how often there is a draft, in rounds after all prompts."""
     samples = []
     for batch in batches(job):
-        samples.append(_run(job, method, begin(job, method.drafter, method.params, *batch), length))
+        state = begin(job, method.drafter, method.params, *batch)
+        samples.append(_run(job, method, state, length, TEXT_ROUNDS - 1))
     passed, tested = (sum(getattr(x.counts, n) for x in samples) for n in ("passed", "tested"))
     rates = np.clip((passed + PRIOR) / (tested + 1), 0, 1)
     return tuple(rates.tolist()), statistics.mean(sample.finds for sample in samples)
@@ -278,11 +279,11 @@ def _enough(seconds: Sequence[float], rounds: int) -> bool:
 
 def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, ...]:
     """The temperatures of the confidences, from the rounds of all prompts of the job."""
-    method = make(calibrated.recorder(longest, CONFIDENCE_ROUNDS))
+    method = make(calibrated.recorder(longest, TEXT_ROUNDS))
     sure, accepted = [], []
     for batch in batches(job):
         state = begin(job, method.drafter, method.params, *batch)
-        after, _ = _generate(job, method, state, CONFIDENCE_ROUNDS)
+        after, _ = _generate(job, method, state, TEXT_ROUNDS)
         for own in tree.of_type(after.draft, calibrated.Recorded):
             shares, kept = sharding.fetch((own.confidences, own.accepted))
             sure.append(shares[kept >= 0])
@@ -334,14 +335,13 @@ def _run(job: Job, method: Method, state: DecodeState, length: int, rounds=ROUND
     decode.check(sharding.on_host(after))
     records = sharding.fetch(records)
     drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)
-    ran = emitted.any(1) | drafted.any(1)
     counts = metrics.count(records, [True] * drafted.shape[1], method.drafter.longest)
     live = emitted > 0
     finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
     finds = float(finds) if isinstance(state.draft, _limited.State) else 1.0
     # Not below a tenth of what was measured, however noisy the two are. A draft may end all rows in
     # the first round.
-    more = int(ran.sum()) - 1
+    more = int((emitted.any(1) | drafted.any(1)).sum()) - 1
     seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
     return _Sample(seconds, counts, finds)
 
