@@ -33,7 +33,7 @@ from experiments.peers import chat as peers_chat
 from experiments.peers import models as peers_models
 from experiments.peers import run as peers_study
 from experiments.peers import tables as peers_tables
-from experiments.programs import hlo
+from experiments.programs import facts, hlo
 from experiments.programs import programs as programs_study
 from experiments.real_model import measuring as real_model_measuring
 from experiments.real_model import profiles as real_model_profiles
@@ -818,6 +818,42 @@ ENTRY %main (a: f32[1,8], b: f32[32,8]) -> f32[1,32] {
     kinds = [op_times_study.kind_of(program, each[name], 32) for name in names]
     assert kinds == ["products in loops", "head", "head", "copies"]
     assert op_times_study.kind_of(program, each["head"], 99) == "products"
+
+
+def test_turns_of_a_loop_over_layers():
+    """Of a TPU's program: the loop that ends at the number of layers, and no other one."""
+    loops = ("first", "3"), ("second", "5")
+    parts = [
+        f"""
+%{name} (p: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %p.{name} = (s32[], f32[8]) parameter(0)
+  %x.{name} = f32[8] get-tuple-element(%p.{name}), index=1
+  %i.{name} = s32[] get-tuple-element(%p.{name}), index=0
+  %y.{name} = f32[8] add(%x.{name}, %x.{name})
+  ROOT %t.{name} = (s32[], f32[8]) tuple(%i.{name}, %y.{name})
+}}
+
+%end.{name} (p: (s32[], f32[8])) -> pred[] {{
+  %q.{name} = (s32[], f32[8]) parameter(0)
+  %n.{name} = s32[] constant({end})
+  %j.{name} = s32[] get-tuple-element(%q.{name}), index=0
+  ROOT %lt.{name} = pred[] compare(%j.{name}, %n.{name}), direction=LT
+}}
+"""
+        for name, end in loops
+    ]
+    whole = [
+        f"  %w.{name} = (s32[], f32[8]) while(%a), condition=%end.{name}, body=%{name}"
+        for name, _ in loops
+    ]
+    text = "\n".join(parts) + "\nENTRY %main (a: (s32[], f32[8])) -> (s32[], f32[8]) {\n"
+    text += "  %a = (s32[], f32[8]) parameter(0)\n" + whole[0] + "\n"
+    text += whole[1].replace("  %w", "  ROOT %w") + "\n}\n"
+    program = hlo.read(text)
+    once, thrice, five = (facts.sums(program, layers=n).written for n in (None, 3, 5))
+    assert once > 0 and facts.sums(program, layers=4).written == once
+    body = sum(facts.sums(program, name).written for name in ("first", "end.first"))
+    assert thrice - once == pytest.approx(2 * body) and five - once == pytest.approx(4 * body)
 
 
 @pytest.mark.parametrize("family", states_study.FAMILIES)

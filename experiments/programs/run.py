@@ -1,7 +1,7 @@
 """Compiles the programs of specjax for TPUs and for NVIDIA GPUs, without one, and reads them.
 
     pip install "jax[tpu]==<the version of jax>"
-    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py     (about 25 minutes)
+    JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py     (about 40 minutes)
 
     pip install "jax[cuda12]==<the version of jax>"       (5 GB, in an environment of its own)
     JAX_PLATFORMS=cpu PYTHONPATH=. python experiments/programs/run.py --gpu=h200.txtpb
@@ -9,7 +9,7 @@
 libtpu compiles for a named topology with no device at all. The target has the shape of Llama 3.2
 1B, the draft model 2 layers of width 1024; bfloat16, one row of text, a cache of 2048 tokens. Three
 of four layers of the "hybrid" have the gated delta rule, and its passes the commits of
-experiments/states. Of
+experiments/states. The layers of a "scanned" target are one loop; "8B" is Llama 3.1's shape. Of
 each executable: the compiler's memory analysis and estimated cycles, and from its text the bytes
 that one pass or round moves to and from main memory (in multiples of the weights and caches that it
 must read), collectives, copies of buffers in the shape of a weight or a cache inside loops,

@@ -6,9 +6,10 @@ prompts that are not measured afterwards. The median of the samples counts. A lo
 cost less, so times that are not in order are noise and replaced by their mean (isotonic
 regression). Lookups have no draft in some rounds, so their costs are measured with drafts of
 arbitrary tokens, which cost as much to verify, and without any; how often they have one is counted.
-The time of a call with one round is subtracted: the first round of a call touches memory that the
-others use again, in plain decoding too. A draft model reads what was written while it rested before
-it drafts again: the time of a draft after a rest, less that of a draft without one.
+Acceptance is that of 64 rounds after each prompt. The time of a call with one round is subtracted:
+the first round of a call touches memory that the others use again, in plain decoding too. A draft
+model reads what was written while it rested before it drafts again: the time of a draft after a
+rest, less that of a draft without one.
 
 For ``ltd`` rounds are recorded too, each with trees of every depth, and its policies are fitted.
 """
