@@ -45,6 +45,11 @@ def length_of(state: Any) -> Array:
     return state.length
 
 
+def of_others(counts: Array) -> Array:
+    """f32[B,...]: the sum over all other rows, so that no row counts twice."""
+    return counts.sum(0) - counts
+
+
 # Rounds of a pause that nothing ends.
 FOREVER = 1 << 30
 # The pause of a controller whose limit never changes.

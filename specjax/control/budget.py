@@ -42,7 +42,7 @@ from flax import struct
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import costs as costs_lib
-from specjax.control._controller import FOREVER, Controller
+from specjax.control._controller import FOREVER, Controller, of_others
 from specjax.control.costs import Known
 from specjax.declare import key, share
 from specjax.topology import dynamic
@@ -214,12 +214,16 @@ def _by_rank(draft: Draft) -> tuple[Array, Array]:
 
 
 def _observed(state: State, weight: float, classes: Array, prior: Array) -> Array:
-    """f32[B,N]: the acceptance of the row's class, towards the batch's, towards ``prior``."""
-    live = state.live[:, None]
-    passed, tested = ((x * live).sum(0)[classes] for x in (state.passed, state.tested))
-    batch = (passed + weight * prior) / (tested + weight)
-    passed, tested = (jnp.take_along_axis(x, classes, 1) for x in (state.passed, state.tested))
-    return (passed + weight * batch) / (tested + weight)
+    """f32[B,N]: the acceptance of the row's class, towards other rows', towards ``prior``."""
+
+    def at(counts: Array) -> Array:
+        return jnp.take_along_axis(counts, classes, 1)
+
+    counts, live = (state.passed, state.tested), state.live[:, None]
+    passed, tested = (at(of_others(x * live)) for x in counts)
+    others = (passed + weight * prior) / (tested + weight)
+    passed, tested = map(at, counts)
+    return (passed + weight * others) / (tested + weight)
 
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:

@@ -3,8 +3,8 @@
 Liu et al. 2024 (2406.14066, sections 4 and 5; later TurboSpec). Before every round, the tokens that
 the rows are expected to emit with a draft of k tokens are divided by the time of such a round, and
 the best k is taken, 0 among them. The tokens follow from the acceptance at each depth: that of the
-row's own rounds, in which later rounds count more, towards that of the batch, and this towards the
-acceptance known before. The times are measured (``profile``), or two numbers. The acceptance rate
+row's own rounds, in which later rounds count more, towards that of the other rows, and this towards
+the acceptance known before. The times are measured (``profile``), or two numbers. The acceptance rate
 alone cannot choose: under load every verified token costs time.
 
 ``rows="open"`` is the published sum over rows: finished rows are replaced at once, so every token
@@ -22,12 +22,12 @@ soon as ``explore`` times the rounds without a draft have paid for it, and for w
 has to read of these rounds first: where that is more than ``explore``, and with ``explore=0``, it
 never is.
 
-Expectations can be wrong, so the time that drafts may lose is bounded. Each row has a bank: 1, and
-1 + ``slack`` for each of its tokens, less the time of all its rounds, in units of a round without a
-draft. While a live row has less than 0, nothing is drafted and nothing is tried. So with
-``rows="closed"`` a row of n tokens takes at most n (1 + ``slack``) + c, where c is the time of the
-longest round: 1 from the start, and c - 1 from the last round with a draft. The time of a loop is
-that of its longest row. With ``rows="open"`` the sum over live rows decides, and the same bound
+Expectations can be wrong, so the time that drafts may lose is bounded. Each row has a bank:
+``credit``, and 1 + ``slack`` for each of its tokens, less the time of all its rounds, in units of a
+round without a draft. While a live row has less than 0, nothing is drafted and nothing is tried. So
+with ``rows="closed"`` a row of n tokens takes at most n (1 + ``slack``) + ``credit`` + c - 1, where
+c is the time of the longest round: ``credit`` from the start, and c - 1 from the last round with a
+draft. The time of a loop is that of its longest row. With ``rows="open"`` the sum over live rows decides, and the same bound
 holds for the mean row of a batch whose rows stay the same. Times are those of the profile, or of
 the two numbers. What a draft model has to read after rounds without a draft is counted in these
 rounds. With ``slack=1`` there is no bound.
@@ -105,8 +105,8 @@ class Keys(declare.Keys, owner="goodput's "):
         "the share of tokens that is accepted if those before were, as first assumed",
     )
     weight: float = key(
-        4.0,
-        "of the acceptance known before, in tested tokens, and of the batch for each row",
+        16.0,
+        "of the acceptance known before, in tested tokens, and of the other rows for each row",
         above=0,
     )
     memory: float = share(0.95, "how much a tested token counts against the next one")
@@ -120,6 +120,9 @@ class Keys(declare.Keys, owner="goodput's "):
     )
     slack: float = share(
         0.02, "the share of plain decoding's time that drafts may lose; 1: no bound"
+    )
+    credit: float = key(
+        2.0, "what drafts may lose besides, once in a text, in rounds without a draft", least=0
     )
 
 
@@ -204,9 +207,9 @@ def _mean(state: State, values: Array) -> Array:
 def rates_of(setup: Setup, state: State) -> Array:
     """f32[B,K]: the acceptance of each row at each depth."""
     live, weight = state.live[:, None], setup.keys.weight
-    passed, tested = (state.passed * live).sum(0), (state.tested * live).sum(0)
-    batch = (passed + weight * setup.each("acceptance", state)) / (tested + weight)
-    return (state.passed + weight * batch) / (state.tested + weight)
+    passed, tested = (_controller.of_others(x * live) for x in (state.passed, state.tested))
+    others = (passed + weight * setup.each("acceptance", state)) / (tested + weight)
+    return (state.passed + weight * others) / (state.tested + weight)
 
 
 def _accepted(setup: Setup, state: State, rates: Array) -> Array:
@@ -263,7 +266,8 @@ def _init(setup: Setup, context: Context) -> State:
         rates=prior,
         early=jnp.zeros((batch,), jnp.float32),
         **dict.fromkeys(("passed", "tested"), jnp.zeros_like(prior)),
-        **dict.fromkeys(("bank", "pace"), jnp.ones((batch,), jnp.float32)),
+        pace=jnp.ones((batch,), jnp.float32),
+        bank=jnp.full((batch,), setup.keys.credit, jnp.float32),
         **dict.fromkeys(("rows", "length", "idle", "failed", "due"), zeros),
     )
     return _next(setup, state)

@@ -24,12 +24,11 @@ MOST = LENGTHS[-1]
 FOREVER = 1 << 30
 
 
-def made(
-    slack, *, rows="closed", weight=1e4, empty=EMPTY, missed=MISSED, explore=0.01, share=0.9
-) -> Controller:
+def made(slack, *, empty=EMPTY, missed=MISSED, share=0.9, **more) -> Controller:
     """A controller that expects this share to be accepted; with a high weight it learns nothing."""
     measured = costs.RoundCosts(TIMES, (share,) * MOST, empty=empty, missed=missed)
-    keys = goodput.Keys(slack=slack, rows=rows, weight=weight, memory=1.0, explore=explore)
+    usual = {"weight": 1e4, "memory": 1.0, "credit": 1.0}
+    keys = goodput.Keys(slack=slack, **usual | more)
     return goodput.of_costs(costs.Costs(LENGTHS, measured, measured), keys)
 
 
@@ -146,9 +145,11 @@ KINDS = ["wrong", "first right", "random", "none found", "one row right"]
 def test_drafts_lose_no_more_than_the_slack(kind):
     """In every prefix, for rows of other lengths; without a bound the same drafts lose more."""
     given, total = drafts_of(kind, 3), np.array([900, 300, 600])
-    for pauses in (True, False):
-        late = beyond(played(made(SLACK), *given, total, pauses=pauses))
-        assert late.max() < max(TIMES) + 1e-3, pauses
+    for credit, pauses in ((1, True), (1, False), (0, True), (5, True)):
+        late = beyond(played(made(SLACK, credit=credit), *given, total, pauses=pauses))
+        assert late.max() < credit + max(TIMES) - 1 + 1e-3, (credit, pauses)
+    if kind == "wrong":
+        assert late.max() > 5
     assert beyond(played(made(1.0), *given, total)).max() > 3 * max(TIMES)
 
 

@@ -79,10 +79,10 @@ class Reference:
 
     def chance(self, row, prob):
         own = int(np.clip(np.floor(np.log(prob / (1 - prob))) + 6, 0, 11))
-        live = self.live[:, None]
-        passed, tested = ((x * live).sum(0)[own] for x in (self.passed, self.tested))
-        batch = (passed + WEIGHT * prob) / (tested + WEIGHT)
-        return own, (self.passed[row, own] + WEIGHT * batch) / (self.tested[row, own] + WEIGHT)
+        others = self.live & (np.arange(ROWS) != row)
+        passed, tested = (x[others, own].sum() for x in (self.passed, self.tested))
+        known = (passed + WEIGHT * prob) / (tested + WEIGHT)
+        return own, (self.passed[row, own] + WEIGHT * known) / (self.tested[row, own] + WEIGHT)
 
     def size(self, parents, valid, probs):
         """For each row the nodes that are verified, in order; and how many at most."""

@@ -320,7 +320,7 @@ class Goodput:
         self.lengths, self.keys, rows = np.array(lengths), keys, len(limit)
         self.passed, self.tested = np.zeros((rows, lengths[-1])), np.zeros((rows, lengths[-1]))
         self.found, self.left = np.zeros((rows, 2)), np.array(limit, float)
-        self.live, self.bank = ~np.array(done), np.ones(rows)
+        self.live, self.bank = ~np.array(done), np.full(rows, keys.credit)
         self.idle, self.failed, self.tries, self.length = 0, 0, False, 0
         self.choose()
 
@@ -333,10 +333,14 @@ class Goodput:
         return np.array([getattr(cost, field) for cost in self.costs], float)
 
     def rates(self):
-        weight, live = self.keys.weight, self.live[:, None]
-        passed, tested = (self.passed * live).sum(0), (self.tested * live).sum(0)
-        batch = (passed + weight * self.each("acceptance")) / (tested + weight)
-        return (self.passed + weight * batch) / (self.tested + weight)
+        weight, known, result = self.keys.weight, self.each("acceptance"), []
+        for row in range(len(known)):
+            others = [r for r in range(len(known)) if r != row and self.live[r]]
+            passed = self.passed[others].sum(0) + weight * known[row]
+            expected = passed / (self.tested[others].sum(0) + weight)
+            own = self.passed[row] + weight * expected
+            result.append(own / (self.tested[row] + weight))
+        return np.array(result)
 
     def choose(self):
         if not self.live.any():
@@ -414,7 +418,7 @@ def test_goodput_is_what_its_page_says(rows):
             (1.0, 1.4, 1.7, 2.0), (0.6, 0.5, 0.5, 0.4), empty=1.2, finds=0.5, missed=0.004
         ),
     )
-    keys = goodput.Keys(weight=3.0, memory=0.9, explore=0.2, slack=0.3, rows=rows)
+    keys = goodput.Keys(weight=3.0, memory=0.9, explore=0.2, slack=0.3, credit=2.0, rows=rows)
     own = goodput.of_costs(costs.Costs(lengths, *pair), keys)
     tokens, limit = jnp.zeros((4, 3), jnp.int32), np.array([150, 260, 90, 300])
     begun = Context(tokens, jnp.full((4,), 3), make_sampling(4, [0.0, 1.0, 1.0, 0.0]))
@@ -624,7 +628,7 @@ def test_goodput_counts_the_rows_that_found_a_draft():
 @pytest.mark.fast
 def test_goodput_counts_what_a_search_for_a_draft_costs():
     """By the formula, for several costs of a search and shares of rounds with a draft."""
-    lengths, times, rate, weight = (0, 1, 2), (1.0, 1.5, 1.8), 0.8, 4.0
+    lengths, times, rate, weight = (0, 1, 2), (1.0, 1.5, 1.8), 0.8, 16.0
     for empty, finds, found in itertools.product((1.0, 1.3), (0.05, 0.9), (0, 12)):
         measured = costs.RoundCosts(times, (rate, rate), empty=empty, finds=finds)
         own = goodput.of_costs(
