@@ -4,8 +4,8 @@ Liu et al. 2024 (2406.14066, sections 4 and 5; later TurboSpec). Before every ro
 the rows are expected to emit with a draft of k tokens are divided by the time of such a round, and
 the best k is taken, 0 among them. The tokens follow from the acceptance at each depth: that of the
 row's own rounds, in which later rounds count more, towards that of the other rows, and this towards
-the acceptance known before. The times are measured (``profile``), or two numbers. The acceptance rate
-alone cannot choose: under load every verified token costs time.
+the acceptance known before. The times are measured (``profile``), or two numbers. The acceptance
+rate alone cannot choose: under load every verified token costs time.
 
 ``rows="open"`` is the published sum over rows: finished rows are replaced at once, so every token
 counts the same. The decode loop ends with its slowest row, and what other rows gain is lost. So
@@ -27,10 +27,10 @@ Expectations can be wrong, so the time that drafts may lose is bounded. Each row
 round without a draft. While a live row has less than 0, nothing is drafted and nothing is tried. So
 with ``rows="closed"`` a row of n tokens takes at most n (1 + ``slack``) + ``credit`` + c - 1, where
 c is the time of the longest round: ``credit`` from the start, and c - 1 from the last round with a
-draft. The time of a loop is that of its longest row. With ``rows="open"`` the sum over live rows decides, and the same bound
-holds for the mean row of a batch whose rows stay the same. Times are those of the profile, or of
-the two numbers. What a draft model has to read after rounds without a draft is counted in these
-rounds. With ``slack=1`` there is no bound.
+draft. The time of a loop is that of its longest row. With ``rows="open"`` the sum over live rows
+decides, and the same bound holds for the mean row of a batch whose rows stay the same. Times are
+those of the profile, or of the two numbers. What a draft model has to read after rounds without a
+draft is counted in these rounds. With ``slack=1`` there is no bound.
 
 The length depends on all rows, so the noise of a row's drafts does too; its output law does not. On
 a mesh, the rows of a device share one length.

@@ -85,7 +85,8 @@ def test_one_expert_and_all_experts():
     for experts, chosen in ((1, 1), (3, 3)):
         module, x = layer(experts, chosen), tokens(1, 2)
         expected = literal(module, x[0])
-        np.testing.assert_allclose(output(module, jnp.asarray(x))[0], expected, rtol=1e-4, atol=1e-5)
+        got = output(module, jnp.asarray(x))[0]
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [2, 20])
