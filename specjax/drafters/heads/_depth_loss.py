@@ -52,10 +52,7 @@ class DepthKeys(LossKeys):
 
     decay: float = key(1.0, "factor on the loss from each depth to the next", least=0)
     pace: float | None = key(
-        None,
-        "gives the depths of every draft the weights of D-PACE instead (``Pace``)",
-        least=0,
-        most=1,
+        None, "gives the depths of every draft the weights of D-PACE instead", least=0, most=1
     )
 
     remat: bool = key(False, "recompute each depth in the backward pass")
