@@ -76,7 +76,8 @@ class _Sample(NamedTuple):
 
     seconds: float  # of a round
     counts: metrics.Counts
-    finds: float  # of a lookup: the share of the rows' rounds with a draft; others always have one
+    # Of a lookup: the rows' rounds with a draft, and all of them. None: every round has one.
+    found: tuple[int, int] | None
 
 
 def by_nodes(text: str | Controller | None) -> bool:
@@ -173,7 +174,11 @@ def _accepted(job: Job, method: Method, length: int) -> tuple[tuple[float, ...],
         samples.append(_run(job, method, state, length, TEXT_ROUNDS - 1))
     passed, tested = (sum(getattr(x.counts, n) for x in samples) for n in ("passed", "tested"))
     rates = np.clip((passed + PRIOR) / (tested + 1), 0, 1)
-    return tuple(rates.tolist()), statistics.mean(sample.finds for sample in samples)
+    looked = [sample.found for sample in samples if sample.found is not None]
+    if not looked:
+        return tuple(rates.tolist()), 1.0
+    found, rounds = np.sum(looked, 0)
+    return tuple(rates.tolist()), float((found + PRIOR) / (rounds + 1))
 
 
 def _begun(job: Job, method: Method) -> DecodeState:
@@ -286,7 +291,11 @@ def _heats(job: Job, make: Callable[..., Method], longest: int) -> tuple[float, 
         state = begin(job, method.drafter, method.params, *batch)
         after, _ = _generate(job, method, state, TEXT_ROUNDS)
         for own in tree.of_type(after.draft, calibrated.Recorded):
-            shares, kept = sharding.fetch((own.confidences, own.accepted))
+            shares, kept, rounds = sharding.fetch((own.confidences, own.accepted, own.rounds))
+            shares, cut = shares.copy(), sharding.fetch(after.done) & (rounds > 0)
+            # The limit has cut the last round of these rows: what follows was not rejected.
+            for row, last in zip(np.flatnonzero(cut), rounds[cut] - 1, strict=True):
+                shares[row, last, kept[row, last] :] = -1
             sure.append(shares[kept >= 0])
             accepted.append(kept[kept >= 0])
     heats = calibration.fit(np.concatenate(sure), np.concatenate(accepted))
@@ -338,13 +347,13 @@ def _run(job: Job, method: Method, state: DecodeState, length: int, rounds=ROUND
     drafted, emitted = np.asarray(records.drafted, int), np.asarray(records.emitted, int)
     counts = metrics.count(records, [True] * drafted.shape[1], method.drafter.longest)
     live = emitted > 0
-    finds = (((drafted > 0) & live).sum() + PRIOR) / (live.sum() + 1)
-    finds = float(finds) if isinstance(state.draft, _limited.State) else 1.0
+    found = int(((drafted > 0) & live).sum()), int(live.sum())
+    lookup = isinstance(state.draft, _limited.State)
     # Not below a tenth of what was measured, however noisy the two are. A draft may end all rows in
     # the first round.
     more = int((emitted.any(1) | drafted.any(1)).sum()) - 1
     seconds = max(times[1] - times[0], times[1] / 10) / more if more > 0 else times[1]
-    return _Sample(seconds, counts, finds)
+    return _Sample(seconds, counts, found if lookup else None)
 
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:

@@ -121,7 +121,7 @@ def with_profile(text: str, path: str | os.PathLike) -> str:
             f"the cost profile would be {path}, and a controller's keys cannot name a path with a "
             "comma; choose another --workdir"
         )
-    return f"{text}{',' if ':' in text else ':'}profile={path}"
+    return f"{text}{',' if read(text)[1] else ':'}profile={path}"
 
 
 def _number(text: str, value: str) -> float:

@@ -180,6 +180,15 @@ def accepted(verdict: Verdict) -> Array:
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
 
 
+def of_round(draft: Draft, verdict: Verdict) -> tuple[Array, Array, Array]:
+    """Of a round with other rows or drafters: the live rows bool[B], and ``drafted``, ``accepted``.
+
+    Rows with verdict count 0 have 0 of both: they are finished, or another drafter wrote there.
+    """
+    live = verdict.count > 0
+    return live, jnp.where(live, drafted(draft), 0), jnp.where(live, accepted(verdict), 0)
+
+
 def entropies(logits: Array) -> Array:
     """f[...]: the entropy of softmax of ``logits`` f[...,V], in nats, in float32 at least."""
     logp = sampling.log_probs(logits)

@@ -53,8 +53,12 @@ class Keys(declare.Keys, owner="bandit's "):
     """The keys of ``bandit``."""
 
     policy: str = key("ucb", '"ucb" or "exp3"', choices=POLICIES)
-    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
-    most: int = key(8, "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it")
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next keys')
+    most: int | None = key(
+        None,
+        "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it; None: that of "
+        "the profile, or 8",
+    )
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
     width: float = key(0.2, "how much is explored", above=0, most=1)
@@ -67,7 +71,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: an unknown policy, a number out of range, a profile that cannot be read.
     """
-    known = costs_lib.known(keys)
+    known = costs_lib.known(keys, 8)
     return Controller(
         f"bandit:{keys.policy}",
         init=Bound(_init, known, keys),
@@ -103,8 +107,8 @@ def _update(known: Known, keys: Keys, state: State, draft: Draft, verdict: Verdi
     # Gains are divided by the highest one that any length can have.
     best = ((1 + jnp.asarray(costs.lengths)) / times).max(-1)
     # The round took the time of its longest draft, which may be shorter than the arm's length.
-    live = verdict.count > 0
-    drafted = jnp.where(live, _controller.drafted(draft), 0).max()
+    live, drafted, _ = _controller.of_round(draft, verdict)
+    drafted = drafted.max()
     index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
     time = times[:, jnp.minimum(index, len(costs.lengths) - 1)]
     asked = (live & (_limit(known, state) > 0)).any()

@@ -73,15 +73,15 @@ def _init(start: int, context: Context) -> State:
 
 
 def _update(up: int, most: int, divide: int, state: State, draft: Draft, verdict: Verdict) -> State:
-    live = verdict.count > 0
-    drafted = jnp.where(live, _controller.drafted(draft), 0)
-    accepted = jnp.where(live, _controller.accepted(verdict), 0)
+    live, drafted, accepted = _controller.of_round(draft, verdict)
+    # A row that was put in has a length of its own.
+    length = jnp.where(live, state.length, 0).max()
     whole_draft = (live & (drafted > 0) & (accepted >= drafted)).any()
-    longer = jnp.minimum(state.length + up, most)
-    step = -(-state.length // divide) + state.shrunk
-    shorter = jnp.maximum(jnp.maximum(state.length - step, accepted.max()), 1)
+    longer = jnp.minimum(length + up, most)
+    step = -(-length // divide) + jnp.where(live, state.shrunk, 0).max()
+    shorter = jnp.maximum(jnp.maximum(length - step, accepted.max()), 1)
     new = State(
-        jnp.where(whole_draft, longer, shorter).astype(state.length.dtype),
+        jnp.full_like(state.length, jnp.where(whole_draft, longer, shorter)),
         jnp.broadcast_to(~whole_draft, state.shrunk.shape).astype(state.shrunk.dtype),
     )
     any_draft = (drafted > 0).any()

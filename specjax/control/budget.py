@@ -21,8 +21,9 @@ and rank among siblings.
 
 Where drafts do not pay, the next rounds have none. A sum of what drafts were expected to lose, the
 time of their rounds less their tokens, never falls below 0 (a cumulative sum test, Page 1954). At
-``patience`` the drafts stop. One is then tried as soon as ``explore`` times the rounds without one
-have paid for the mean loss of the last ones, and drafts go on when the sum falls.
+``patience`` the drafts stop. One is then tried as soon as ``explore`` times the rounds without one,
+less what a draft model has to read of them, have paid for the mean loss of the last ones, and
+drafts go on when the sum falls.
 
 Which nodes are left out depends on their tokens. This leaves the output law unchanged only if the
 tree is a function of the committed text: with the most probable tokens as siblings, dynamic, beam,
@@ -76,8 +77,12 @@ class State(struct.PyTreeNode):
 class Keys(declare.Keys, owner="budget's "):
     """The keys of ``budget``."""
 
-    profile: str = key("", f'{costs_lib.PROFILE}; "": the next three keys')
-    most: int = key(64, "the most nodes that are verified", least=1)
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next keys')
+    most: int | None = key(
+        None,
+        "the most nodes that are verified; None: those of the profile, or 64",
+        least=1,
+    )
     draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
     verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
@@ -110,7 +115,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read, lacks the batch size, or
             has costs of draft lengths in the place of tree sizes.
     """
-    known = costs_lib.known(keys, costs_lib.NODES)
+    known = costs_lib.known(keys, 64, costs_lib.NODES)
     setup = Setup(known, keys)
     return Controller(
         "budget",
@@ -156,16 +161,19 @@ def _size(
     times, empty = _times(setup, state, sizes, draft.longest, log_prob is None)
     tokens = 1 + _mean(state, jnp.cumsum(reached, 1))[np.array(sizes) - 1]
     first = jnp.argmax(tokens / times)
-    gained, spent = _mean(state, state.gained), _mean(state, state.spent)
+    # They are equal in all rows but those that were put in since, which have 0.
+    gained, spent, lost = (x.max() for x in (state.gained, state.spent, state.lost))
     pace = (gained + keys.weight * tokens[first]) / (spent + keys.weight * times[first])
     best = jnp.argmax(tokens - jnp.maximum(pace, 1) * times)
     time = jnp.where(_mean(state, reached[:, 0]) > 0, times[best], empty)
     gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
-    lost = jnp.clip(_mean(state, state.lost) + time - tokens[best], 0, keys.patience)
+    lost = jnp.clip(lost + time - tokens[best], 0, keys.patience)
     due = jnp.int32(FOREVER)
     if keys.explore:
         loss = (1 - gained / spent) * time
-        due = jnp.clip(jnp.ceil(loss / keys.explore), 1, FOREVER).astype(jnp.int32)
+        saves = keys.explore - _missed(setup, state)
+        rounds = jnp.clip(jnp.ceil(loss / jnp.maximum(saves, 1e-9)), 1, FOREVER)
+        due = jnp.where(saves > 0, rounds, FOREVER).astype(jnp.int32)
     kept = jnp.take_along_axis(classes, order, 1)[:, : setup.most]
     state = state.replace(
         classes=state.classes.at[:, : kept.shape[1]].set(kept),
@@ -192,6 +200,12 @@ def _times(
     at = [np.interp(sizes, costs.lengths, kind.times) + drafting for kind in costs[1:]]
     none = [kind.empty + drafting if lookup else at[i][0] for i, kind in enumerate(costs[1:])]
     return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)
+
+
+def _missed(setup: Setup, state: State) -> Array:
+    """f32[]: what a draft model reads after a round without a draft, before the next draft."""
+    costs = costs_lib.known_of(setup.known, len(state.live))
+    return _mean(state, costs.each("missed", state.greedy)[:, 0])
 
 
 def _by_probability(log_prob: Array) -> tuple[Array, Array]:
@@ -228,7 +242,8 @@ def _observed(state: State, weight: float, classes: Array, prior: Array) -> Arra
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
     live, nodes = verdict.count > 0, min(draft.tokens.shape[1], setup.most)
-    state = state.replace(live=live, idle=state.idle + 1)
+    # A round that another drafter wrote in all rows does not end them.
+    state = state.replace(live=jnp.where(live.any(), live, state.live), idle=state.idle + 1)
     if not nodes or draft.parents is None:
         return state
     exist = tree.exists(draft.valid, draft.parents)[:, :nodes] & live[:, None]

@@ -51,7 +51,7 @@ class Keys(declare.Keys, owner="calibrated's "):
         f"{costs_lib.PROFILE}: times, and temperatures of the confidences; "
         '"": the next three keys, and no calibration',
     )
-    most: int = key(16, "the longest draft")
+    most: int | None = key(None, "the longest draft; None: that of the profile, or 16")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
 
@@ -63,7 +63,7 @@ def make(keys: Keys) -> Controller:
     Raises:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size.
     """
-    known = costs_lib.known(keys)
+    known = costs_lib.known(keys, 16)
     more = {"check_rows": costs_lib.check_rows(known), "lengths": costs_lib.lengths(known)}
     return Controller("calibrated", Bound(_ask, known), _init, **more)
 

@@ -127,8 +127,8 @@ def device() -> str:
     return machine()["cpu"] if kind == "cpu" else kind
 
 
-def read(path: str | os.PathLike, unit: str = LEVELS) -> Profile:
-    """The profile in a file.
+def read(path: str | os.PathLike, unit: str | None = None) -> Profile:
+    """The profile in a file; ``unit`` is what its lengths must be, None: any.
 
     Raises UserError for a file that is missing, is no profile, or has costs by another unit.
     """
@@ -156,12 +156,12 @@ def read(path: str | os.PathLike, unit: str = LEVELS) -> Profile:
         raise UserError(
             f"the cost profile {path} has other lengths for other batch sizes; measure it anew"
         )
-    if measured != unit:
+    if unit is not None and measured != unit:
         raise UserError(
             f"the cost profile {path} has times by {measured} of a draft, and the controller needs "
             f"them by {unit}; measure one with this controller"
         )
-    return Profile(where, target, drafter, batches, unit)
+    return Profile(where, target, drafter, batches, measured)
 
 
 def _costs(value: dict[str, Any]) -> Costs:
@@ -181,6 +181,8 @@ def _measured(lengths: tuple[int, ...], value: dict[str, Any]) -> RoundCosts:
     empty, finds, missed = (float(value[key]) for key in ("empty", "finds", "missed"))
     if len(times) != len(lengths) or not (np.isfinite(times).all() and min(times) > 0):
         raise ValueError(f"times must be {len(lengths)} positive numbers, one per length")
+    if times[0] != 1:
+        raise ValueError(f"times begin with {times[0]:g}; a round without a draft is 1")
     if len(rates) != lengths[-1] or not all(0 <= rate <= 1 for rate in rates):
         raise ValueError(f"acceptance must be {lengths[-1]} numbers between 0 and 1")
     if heats and (len(heats) != lengths[-1] or not min(heats) > 0):
@@ -221,11 +223,43 @@ def check_rows(known: Known) -> Callable[[int], None] | None:
     return Bound(Profile.check, known) if isinstance(known, Profile) else None
 
 
-def known(keys: Any, unit: str = LEVELS) -> Known:
-    """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``."""
-    acceptance = getattr(keys, "acceptance", ACCEPTANCE)
-    costs = linear(keys.most, keys.draft, keys.verify, acceptance, unit)
-    return read(keys.profile, unit) if keys.profile else costs
+def known(keys: Any, usual: int, unit: str = LEVELS) -> Known:
+    """The costs of a controller's keys: of the file ``profile``, or else those of ``linear``.
+
+    ``usual`` is the longest draft if there is neither the key ``most`` nor a profile.
+    """
+    most, acceptance = keys.most, getattr(keys, "acceptance", None)
+    costs = linear(
+        usual if most is None else most,
+        keys.draft,
+        keys.verify,
+        ACCEPTANCE if acceptance is None else acceptance,
+        unit,
+    )
+    if not keys.profile:
+        return costs
+    found = read(keys.profile, unit)
+    batches = {size: _within(own, most, acceptance) for size, own in found.batches.items()}
+    return found._replace(batches=batches)
+
+
+def _within(costs: Costs, most: int | None, acceptance: float | None) -> Costs:
+    """The costs up to the length ``most``, with this acceptance; None: as measured."""
+    lengths = costs.lengths
+    if most is not None:
+        lengths = tuple(length for length in lengths if length <= most)
+        if len(lengths) < 2:
+            raise UserError(
+                f"the longest draft is {most}, and the shortest one of the cost profile has "
+                f"{costs.lengths[1]}"
+            )
+
+    def cut(own: RoundCosts) -> RoundCosts:
+        times, longest = own.times[: len(lengths)], lengths[-1]
+        rates = own.acceptance[:longest] if acceptance is None else (acceptance,) * longest
+        return own._replace(times=times, acceptance=rates, heats=own.heats[:longest])
+
+    return Costs(lengths, cut(costs.greedy), cut(costs.sampled))
 
 
 def linear(most: int, draft: float, verify: float, acceptance: float, unit: str = LEVELS) -> Costs:

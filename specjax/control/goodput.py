@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -96,13 +97,14 @@ class State(struct.PyTreeNode):
 class Keys(declare.Keys, owner="goodput's "):
     """The keys of ``goodput``."""
 
-    profile: str = key("", f'{costs_lib.PROFILE}; "": the next four keys')
-    most: int = key(8, "the longest draft")
+    profile: str = key("", f'{costs_lib.PROFILE}; "": the next keys')
+    most: int | None = key(None, "the longest draft; None: that of the profile, or 8")
     draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
     verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
-    acceptance: float = key(
-        costs_lib.ACCEPTANCE,
-        "the share of tokens that is accepted if those before were, as first assumed",
+    acceptance: float | None = key(
+        None,
+        "the share of tokens that is accepted if those before were, as first assumed; None: that "
+        f"of the profile, or {costs_lib.ACCEPTANCE:g}",
     )
     weight: float = key(
         16.0,
@@ -231,7 +233,7 @@ def make(keys: Keys) -> Controller:
         UserError: a number out of range, a profile that cannot be read or lacks the batch size, an
             unknown ``rows``.
     """
-    return of_costs(costs_lib.known(keys), keys)
+    return of_costs(costs_lib.known(keys, 8), keys)
 
 
 def of_costs(known: Known, keys: Keys) -> Controller:
@@ -284,8 +286,8 @@ def _within(setup: Setup, state: State, reach: Array) -> Array:
 
 
 def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State:
-    drafted, accepted = _controller.drafted(draft), _controller.accepted(verdict)
-    depth, live = jnp.arange(setup.costs(state).longest), verdict.count > 0
+    live, drafted, accepted = _controller.of_round(draft, verdict)
+    depth, before = jnp.arange(setup.costs(state).longest), state
     tested = depth < jnp.minimum(accepted + 1, drafted)[:, None]
     keep = jnp.where(tested, setup.keys.memory, 1)
     any_draft, asked = (drafted > 0).any(), live & (_limit(setup, state) > 0)
@@ -307,7 +309,9 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     state = state.replace(
         bank=(state.bank + gain).astype(jnp.float32), idle=jnp.where(any_draft, 0, state.idle + 1)
     )
-    return _next(setup, state)
+    # Nothing is learned from a round that another drafter wrote in all rows.
+    after = _next(setup, state)
+    return jax.tree.map(lambda new, old: jnp.where(live.any(), new, old), after, before)
 
 
 def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:

@@ -67,7 +67,9 @@ def _read(path: str) -> np.ndarray:
         raise UserError(f"pending's file {path} cannot be read: {error}") from None
     if not isinstance(values, list) or not values:
         raise UserError(f"pending's file {path} has no list; it must be one of lengths by token id")
-    lengths = [whole(f"entry {i} of pending's file {path}", n, 0) for i, n in enumerate(values)]
+    lengths = [
+        whole(f"entry {i} of pending's file {path}", n, 0, 2**31 - 1) for i, n in enumerate(values)
+    ]
     return np.asarray(lengths, np.int32)
 
 

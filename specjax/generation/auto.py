@@ -216,9 +216,8 @@ def _with_profile(
 
     text = own.get("control")
     if control.wants_profile(text):
-        filled = (list(job.prompts) * job.batch_size)[: job.batch_size]
         measured = profile.measure(
-            [job._replace(prompts=filled, eos_id=())],
+            [job._replace(prompts=job.prompts[: job.batch_size], eos_id=())],
             make,
             lambda message: report(f"{label}: {message}"),
             names=(Path(model.target.directory).name, str(own["name"])),

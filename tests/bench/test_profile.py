@@ -52,7 +52,7 @@ def test_times_of_a_round(monkeypatch):
         order.append(length)
         # The first run of each length compiles.
         slow = 100.0 if order.count(length) == 1 else 1.0
-        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), 0.5)
+        return profile._Sample(slow * seconds[length], counts([3, 1, 0], [4, 3, 1]), None)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=3)), (0, 1, 2, 3))
@@ -71,14 +71,14 @@ def test_acceptance_is_that_of_all_prompts(monkeypatch, batch, runs):
 
     def run(job, method, state, length, rounds=16):
         n = next(made)
-        return profile._Sample(1.0, counts([3 + n, 1, 0], [4 + n, 3 + n, 1]), 0.25 * n)
+        return profile._Sample(1.0, counts([3 + n, 1, 0], [4 + n, 3 + n, 1]), (n, 8 + n))
 
     monkeypatch.setattr(profile, "_run", run)
     rates, finds = profile._accepted(job(batch=batch), forced(maker(gamma=3)), 3)
     more = sum(range(runs))
     pairs = (3 * runs + more, 4 * runs + more), (runs, 3 * runs + more), (0, runs)
     assert rates == pytest.approx([(p + 0.5) / (t + 1) for p, t in pairs])
-    assert next(made) == runs and finds == 0.25 * more / runs
+    assert next(made) == runs and finds == pytest.approx((more + 0.5) / (8 * runs + more + 1))
 
 
 def test_two_disturbed_samples_of_five(monkeypatch):
@@ -91,7 +91,7 @@ def test_two_disturbed_samples_of_five(monkeypatch):
         taken = sum(each == length for each, _ in runs) - 1
         disturbed = (length == 0 and taken in (2, 3)) or (length == 2 and taken in (4, 5))
         slow = 4.0 if disturbed else 1.0
-        return profile._Sample(slow * seconds[length], counts([1, 1], [1, 1]), 0.5)
+        return profile._Sample(slow * seconds[length], counts([1, 1], [1, 1]), None)
 
     monkeypatch.setattr(profile, "_run", run)
     found = profile._measured(job(), forced(maker(gamma=2)), (0, 1, 2))
@@ -134,7 +134,7 @@ def test_rounds_of_a_lookup_that_finds_nothing(monkeypatch):
         drafts = int(state.draft.control.drafts[0]) if lookup else profile.FOUND
         assert drafts != profile.NEVER or length == 2
         took = 2.4e-4 if drafts == profile.NEVER else seconds[length]
-        return profile._Sample(took, counts([3, 1], [4, 3]), 0.25)
+        return profile._Sample(took, counts([3, 1], [4, 3]), None)
 
     lookup = True
     monkeypatch.setattr(profile, "_run", run)
@@ -157,7 +157,7 @@ def test_the_share_of_rounds_with_a_draft():
     state = passes.begin(own, method.drafter, method.params, [0, 1], own.prompts)
     sample = profile._run(own, method, state, 2)
     # 40 tokens: 14 rounds of 3 tokens. The other row has 17 rounds, 6 of them without a draft.
-    assert sample.finds == pytest.approx((14 + 11 + 0.5) / (14 + 17 + 1))
+    assert sample.found == (14 + 11, 14 + 17)
 
 
 def test_the_first_round_of_a_call_is_left_out(monkeypatch):
@@ -250,6 +250,17 @@ def test_temperatures_of_a_drafter_that_is_too_sure():
     own = job(1.0)._replace(prompts=prompts, max_new_tokens=60, batch_size=12)
     heats = profile._heats(own, make, 4)
     assert len(heats) == 4 and heats[0] > 1.5
+
+
+def test_tokens_that_the_limit_cut_were_not_rejected(monkeypatch):
+    """The draft model is the target, greedily: 5 tokens, then 2 of 5."""
+    seen = []
+    monkeypatch.setattr(profile.calibration, "fit", lambda *both: seen.append(both) or np.ones(4))
+    own = job(0.0)._replace(max_new_tokens=7)
+    assert profile._heats(own, maker(gamma=4), 4) == (1,) * 4
+    [(sure, accepted)] = seen
+    assert sorted(accepted.tolist()) == [2] * 4 + [4] * 4
+    assert ((sure >= 0).sum(1) == accepted).all()
 
 
 @pytest.mark.slow

@@ -294,3 +294,17 @@ def test_a_new_row_waits_for_the_others():
         atol=1e-5,
     )
     assert not after.found[1].any()
+
+
+def test_rounds_that_another_drafter_wrote():
+    """In all rows: nothing changes. In one row: its draft is not this drafter's."""
+    own, most = made(SLACK, weight=4.0), jnp.full((2,), MOST)
+    state = updated(own, begun(own, 2), most, most, most + 1)
+    both = updated(own, state, most, most * 0, jnp.zeros((2,), jnp.int32))
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(both), strict=True):
+        np.testing.assert_array_equal(before, after)
+    one = updated(own, state, jnp.asarray([1, MOST]), jnp.asarray([1, 0]), jnp.asarray([2, 0]))
+    np.testing.assert_array_equal(one.tested[1], state.tested[1])
+    # The time is that of the draft of one token.
+    gain = 2 * (1 + SLACK) - TIMES[1]
+    np.testing.assert_allclose(one.bank - state.bank, [gain, 0], atol=1e-5)

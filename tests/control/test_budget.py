@@ -229,6 +229,33 @@ def test_mistakes_are_found(name, monkeypatch):
         play()
 
 
+@pytest.mark.fast
+def test_rows_of_others_and_what_a_model_missed(tmp_path):
+    """A row that was put in, a round that another drafter wrote, and tokens to read first."""
+    kind = costs.linear(4, 0.0, 0.4, 0.7, costs.NODES)
+    kind = kind._replace(greedy=kind.greedy._replace(missed=0.004))
+    measured = costs.Profile(costs.device(), "t", "d", {2: kind}, costs.NODES)
+    (tmp_path / "p.json").write_text(json.dumps(measured.to_json()))
+    own = control.load("budget", profile=str(tmp_path / "p.json"), explore=0.01)
+    settings = sampling.make_sampling(2, 0.0)
+    context = Context(jnp.zeros((2, 3), jnp.int32), jnp.full((2,), 3), settings)
+    tokens = jnp.broadcast_to(jnp.arange(2), (2, 2))
+    draft = Draft(tokens, tokens >= 0, jnp.full((2, 2), -1), depth=1)
+    log_prob = jnp.full((2, 2), jnp.log(0.05))
+    *_, state = control.sized(own, own.init(context), draft, log_prob)
+    # ``spent`` is the time of this round. 0.006 of a round without a draft are for a trial.
+    loss = float(state.spent[0] - state.gained[0])
+    assert state.due.tolist() == [np.ceil(loss / 0.006)] * 2 and loss > 0.1
+    lost = jnp.asarray([3.0, 0.0])
+    *_, later = control.sized(own, state.replace(lost=lost), draft, log_prob)
+    np.testing.assert_allclose(later.lost, min(3 + loss, 4), atol=0.1)
+    assert later.lost[0] == later.lost[1] > 3
+    nothing = Verdict(jnp.full((2, 3), -1), jnp.zeros((2,), jnp.int32), jnp.full((2, 2), -1))
+    after = own.update(later, draft, nothing)
+    assert after.live.all()
+    np.testing.assert_array_equal(after.tested, later.tested)
+
+
 # Exact laws and texts.
 
 # Sizes 1 and 3, and rests, occur on the small tables.

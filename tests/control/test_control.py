@@ -80,3 +80,5 @@ def test_paths_of_profiles():
     assert control.read(text) == ("goodput", {"slack": 1, "profile": "/tmp/goodput slack=1.json"})
     with pytest.raises(UserError, match="cannot name a path with a comma; choose another"):
         control.with_profile("goodput", "/tmp/a,b/goodput.json")
+    text = control.with_profile("specjax.control.goodput:make", "/tmp/goodput.json")
+    assert control.read(text)[1] == {"profile": "/tmp/goodput.json"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specjax import control
-from specjax.control import costs
+from specjax.control import costs, goodput
 from specjax.errors import UserError
 
 pytestmark = pytest.mark.fast
@@ -55,8 +55,39 @@ def test_times_that_do_not_fit_are_refused(tmp_path):
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match="times must be 5 positive numbers"):
         costs.read(path)
+    value["batches"]["1"]["greedy"]["times"] = [5.0, 6.0, 7.0, 8.0, 9.0]
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match="times begin with 5; a round without a draft is 1"):
+        costs.read(path)
     value = profile().to_json()
     value["batches"]["8"]["sampled"]["finds"] = 1.5
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match="finds between 0 and 1"):
         costs.read(path)
+
+
+@pytest.mark.parametrize("name", ["goodput", "bandit", "calibrated"])
+def test_a_key_beside_a_profile_counts(tmp_path, name):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(profile().to_json()))
+    assert control.load(name, profile=str(path)).lengths == (0, 1, 2, 3, 4)
+    assert control.load(name, profile=str(path), most=2).lengths == (0, 1, 2)
+    with pytest.raises(UserError, match="the longest draft is 0"):
+        control.load(name, profile=str(path), most=0)
+
+
+def test_acceptance_beside_a_profile(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(profile().to_json()))
+    keys = goodput.Keys(profile=str(path), most=3, acceptance=0.25)
+    own = costs.known(keys, 8).near(8)
+    assert own.lengths == (0, 1, 2, 3) and own.sampled.acceptance == (0.25,) * 3
+    assert own.sampled.times == profile().near(8).sampled.times[:4] and own.sampled.empty == 1.2
+    value = profile().to_json()
+    value["batches"] = {"1": value["batches"]["1"] | {"lengths": [0, 2, 3, 4]}}
+    for kind in ("greedy", "sampled"):
+        own = value["batches"]["1"][kind]
+        own["times"] = own["times"][:1] + own["times"][2:]
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match="longest draft is 1, and the shortest one .* has 2"):
+        control.load("goodput", profile=str(path), most=1)

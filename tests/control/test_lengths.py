@@ -118,6 +118,12 @@ def test_bass_as_published():
     assert own.limit(state).tolist() == [6, 6]
     state = played(own, own.init(context(2)), [0, 0], [0, 0])
     assert own.limit(state).tolist() == [7, 7]
+    # A row that was put in has the length of the others after one round.
+    for _ in range(3):
+        state = played(own, state, own.limit(state), own.limit(state))
+    state = jax.tree.map(lambda a, b: a.at[1].set(b[0]), state, own.init(context(1)))
+    assert own.limit(state).tolist() == [13, 7]
+    assert own.limit(played(own, state, [13, 7], [13, 7])).tolist() == [15, 15]
 
 
 @pytest.mark.fast
@@ -156,6 +162,7 @@ def test_pending_reads_the_last_token_that_was_emitted(tmp_path, monkeypatch):
     for text, message in (
         ("{}", "pending's file other.json has no list; it must be one of lengths by token id"),
         ("[1, -1]", "entry 1 of pending's file other.json is -1; it must be a whole number >= 0"),
+        ("[3000000000]", "entry 0 of pending's file other.json is 3000000000; it must be"),
         ("[", "pending's file other.json cannot be read"),
     ):
         other.write_text(text)

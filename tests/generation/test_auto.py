@@ -100,6 +100,16 @@ def test_keys_that_are_read_again_make_the_same_method(model):
 
 
 @pytest.mark.fast
+def test_a_profile_by_nodes_is_kept(folder, tmp_path):
+    path, sizes = tmp_path / "profile.json", {2: costs.linear(7, 0.1, 0.1, 0.5, costs.NODES)}
+    value = costs.Profile(costs.device(), "t", "trie", sizes, costs.NODES).to_json()
+    path.write_text(json.dumps(value))
+    keys = {"name": "trie", "nodes": 7, "control": f"budget:profile={path}"}
+    text = auto.keep(folder, 2, False, [tried(1.5, keys)]).drafter["control"]
+    assert costs.read(text.removeprefix("budget:profile=")).unit == costs.NODES
+
+
+@pytest.mark.fast
 def test_another_device_is_another_choice(folder, monkeypatch):
     auto.keep(folder, 1, False, [tried(1.4)])
     monkeypatch.setattr(auto, "device", lambda: "another one")
