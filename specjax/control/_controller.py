@@ -180,6 +180,11 @@ def accepted(verdict: Verdict) -> Array:
     return (verdict.path >= 0).sum(-1).astype(jnp.int32)
 
 
+def live_mean(live: Array, values: Array) -> Array:
+    """The mean of [B,...] over the rows ``live`` bool[B]; greedy and sampled rows may differ."""
+    return (values * tree.aligned(live, values)).sum(0) / jnp.maximum(live.sum(), 1)
+
+
 def of_round(draft: Draft, verdict: Verdict) -> tuple[Array, Array, Array]:
     """Of a round with other rows or drafters: the live rows bool[B], and ``drafted``, ``accepted``.
 

@@ -43,7 +43,7 @@ from flax import struct
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import costs as costs_lib
-from specjax.control._controller import FOREVER, Controller, of_others
+from specjax.control._controller import FOREVER, Controller, live_mean, of_others
 from specjax.control.costs import Known
 from specjax.declare import key, share
 from specjax.topology import dynamic
@@ -144,11 +144,6 @@ def _limit(setup: Setup, state: State) -> Array:
     return jnp.full(state.due.shape, jnp.where(rests, 0, FOREVER), jnp.int32)
 
 
-def _mean(state: State, values: Array) -> Array:
-    """The mean of [B,...] over live rows."""
-    return (values * tree.aligned(state.live, values)).sum(0) / jnp.maximum(state.live.sum(), 1)
-
-
 def _size(
     setup: Setup, state: State, draft: Draft, log_prob: Array | None
 ) -> tuple[Array, Array, State]:
@@ -159,13 +154,13 @@ def _size(
     order, reached = dynamic.by_chance(jnp.log(chance), draft.parents, draft.valid)
     sizes = costs_lib.sizes(min(nodes, setup.most))[1:]
     times, empty = _times(setup, state, sizes, draft.longest, log_prob is None)
-    tokens = 1 + _mean(state, jnp.cumsum(reached, 1))[np.array(sizes) - 1]
+    tokens = 1 + live_mean(state.live, jnp.cumsum(reached, 1))[np.array(sizes) - 1]
     first = jnp.argmax(tokens / times)
     # They are equal in all rows but those that were put in since, which have 0.
     gained, spent, lost = (x.max() for x in (state.gained, state.spent, state.lost))
     pace = (gained + keys.weight * tokens[first]) / (spent + keys.weight * times[first])
     best = jnp.argmax(tokens - jnp.maximum(pace, 1) * times)
-    time = jnp.where(_mean(state, reached[:, 0]) > 0, times[best], empty)
+    time = jnp.where(live_mean(state.live, reached[:, 0]) > 0, times[best], empty)
     gained, spent = keys.memory * gained + tokens[best], keys.memory * spent + time
     lost = jnp.clip(lost + time - tokens[best], 0, keys.patience)
     due = jnp.int32(FOREVER)
@@ -193,7 +188,7 @@ def _times(
     costs = costs_lib.known_of(setup.known, len(state.live))
 
     def both(value: np.ndarray | float, other: np.ndarray | float) -> Array:
-        greedy = _mean(state, state.greedy.astype(jnp.float32))
+        greedy = live_mean(state.live, state.greedy.astype(jnp.float32))
         return greedy * jnp.asarray(value, jnp.float32) + (1 - greedy) * jnp.asarray(other)
 
     drafting = 0.0 if setup.keys.profile else levels * setup.keys.draft
@@ -205,7 +200,7 @@ def _times(
 def _missed(setup: Setup, state: State) -> Array:
     """f32[]: what a draft model reads after a round without a draft, before the next draft."""
     costs = costs_lib.known_of(setup.known, len(state.live))
-    return _mean(state, costs.each("missed", state.greedy)[:, 0])
+    return live_mean(state.live, costs.each("missed", state.greedy)[:, 0])
 
 
 def _by_probability(log_prob: Array) -> tuple[Array, Array]:

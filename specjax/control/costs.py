@@ -229,13 +229,8 @@ def known(keys: Any, usual: int, unit: str = LEVELS) -> Known:
     ``usual`` is the longest draft if there is neither the key ``most`` nor a profile.
     """
     most, acceptance = keys.most, getattr(keys, "acceptance", None)
-    costs = linear(
-        usual if most is None else most,
-        keys.draft,
-        keys.verify,
-        ACCEPTANCE if acceptance is None else acceptance,
-        unit,
-    )
+    first, rate = usual if most is None else most, ACCEPTANCE if acceptance is None else acceptance
+    costs = linear(first, keys.draft, keys.verify, rate, unit)
     if not keys.profile:
         return costs
     found = read(keys.profile, unit)

@@ -49,7 +49,7 @@ from specjax import declare
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
-from specjax.control._controller import FOREVER, Controller, length_of
+from specjax.control._controller import FOREVER, Controller, length_of, live_mean
 from specjax.control.costs import Costs, Known
 from specjax.declare import key, share
 from specjax.types import Array, Context, Draft, Lasting, Verdict
@@ -142,6 +142,10 @@ class Setup(NamedTuple):
         """f32[B,n]: a field of ``RoundCosts`` by row."""
         return self.costs(state).each(field, state.greedy)
 
+    def mean(self, field: str, state: State) -> Array:
+        """f32[n]: the mean over live rows of a field of ``RoundCosts``."""
+        return live_mean(state.live, self.each(field, state))
+
 
 def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:
     """The best length for all rounds from now on, and the best one above 0, both i32[].
@@ -149,13 +153,13 @@ def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:
     The state has what follows from its numbers.
     """
     state = state.replace(rates=rates_of(setup, state))
-    times = _mean(state, setup.each("times", state))
+    times = setup.mean("times", state)
     accepted = _accepted(setup, state, state.rates)
     # In a round in which no row has a draft, none is verified; with length 0 none is looked for.
     share = state.found[:, 0] + setup.keys.weight * setup.each("finds", state)[:, 0]
     share = share / (state.found[:, 1] + setup.keys.weight)
     drafts = 1 - jnp.prod(jnp.where(state.live, 1 - share, 1))
-    empty = _mean(state, setup.each("empty", state))[0]
+    empty = setup.mean("empty", state)[0]
     spends = (empty + drafts * (times - empty)).at[0].set(1)
     rate = (1 + share[:, None] * accepted) / spends
     live = state.live[:, None]
@@ -173,7 +177,7 @@ def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:
         # so much, less what the drafter reads after it.
         trials = state.failed[0] + 1
         price = trials * (spends[trial] - 1)
-        saves = setup.keys.explore - trials * _mean(state, setup.each("missed", state))[0]
+        saves = setup.keys.explore - trials * setup.mean("missed", state)[0]
         rounds = jnp.ceil(price / jnp.maximum(saves, 1e-9))
         due = jnp.where(saves > 0, jnp.clip(rounds, 1, FOREVER), FOREVER).astype(jnp.int32)
     state = state.replace(pace=rate[:, best], early=early, due=spread(state, due))
@@ -194,16 +198,10 @@ def of_found(setup: Setup, state: State, reach: Array) -> Array:
         counts = counts * jnp.exp(-EARLY * state.early)
     tokens = counts[:, None] * (1 + _accepted(setup, state, rates))
     # The search is over: without a draft the round costs what such rounds cost.
-    times = _mean(state, setup.each("times", state))
-    times = times.at[0].set(_mean(state, setup.each("empty", state))[0])
+    times = setup.mean("times", state)
+    times = times.at[0].set(setup.mean("empty", state)[0])
     best = jnp.argmax(tokens.sum(0) - (counts * state.pace).sum() * times)
     return jnp.asarray(costs.lengths, jnp.int32)[best]
-
-
-def _mean(state: State, values: Array) -> Array:
-    """f32[n]: the mean of f32[B,n] over live rows; greedy and sampled rows may differ."""
-    live = state.live[:, None]
-    return (values * live).sum(0) / jnp.maximum(live.sum(), 1)
 
 
 def rates_of(setup: Setup, state: State) -> Array:
@@ -318,20 +316,20 @@ def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:
     """f32[]: the time of a round whose longest draft has so many tokens i32[]."""
     lengths = jnp.asarray(setup.costs(state).lengths)
     index = jnp.minimum(jnp.searchsorted(lengths, drafted), len(lengths) - 1)
-    bare = jnp.where(asked, _mean(state, setup.each("empty", state))[0], 1)
-    return jnp.where(drafted > 0, _mean(state, setup.each("times", state))[index], bare)
+    bare = jnp.where(asked, setup.mean("empty", state)[0], 1)
+    return jnp.where(drafted > 0, setup.mean("times", state)[index], bare)
 
 
 def _idle_gain(setup: Setup, state: State) -> Array:
     """f32[]: what a round without a draft adds to a bank."""
-    return setup.keys.slack - _mean(state, setup.each("missed", state))[0]
+    return setup.keys.slack - setup.mean("missed", state)[0]
 
 
 def _least(setup: Setup, state: State) -> Array:
     """f32[]: the bank that decides whether drafts are allowed; with open rows the mean one."""
     banks = state.bank + _idle_gain(setup, state) * state.idle
     if setup.keys.rows == "open":
-        return _mean(state, banks[:, None])[0]
+        return live_mean(state.live, banks[:, None])[0]
     return jnp.where(state.live, banks, jnp.inf).min()
 
 
