@@ -44,9 +44,11 @@ def _ratios(results: dict) -> str:
 
 def _goodput_counts(results: dict) -> str:
     """In how many settings of each target goodput control is not behind."""
+    # A measurement that was impossible is left out.
+    measured = [each for each in results["settings"] if "goodput" in each["ratios"]]
     parts = []
-    for target in dict.fromkeys(each["target"] for each in results["settings"]):
-        own = [each for each in results["settings"] if each["target"] == target]
+    for target in dict.fromkeys(each["target"] for each in measured):
+        own = [each for each in measured if each["target"] == target]
         plain = sum(each["controllers"]["goodput"] >= 0.98 for each in own)
         best = sum(each["ratios"]["goodput"] >= 0.97 for each in own)
         parts.append(f"{target}: {plain} and {best} of {len(own)}")
