@@ -375,5 +375,7 @@ def _lasting(key: str, value: Any) -> Any:
 def _read(file: Path) -> list[Choice]:
     """The choices in a file; none if it is missing, or of another version."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return [Choice(**each) for each in files.parsed(file.read_text(encoding="utf-8"))]
+        found = [Choice(**each) for each in files.parsed(file.read_text(encoding="utf-8"))]
+        if all(isinstance(each.rows, int) and "name" in each.drafter for each in found):
+            return found
     return []

@@ -49,6 +49,14 @@ def no_gain_needed(monkeypatch):
     monkeypatch.setattr(auto, "WORTH", 0.0)
 
 
+CHOICE = (
+    '[{"rows": %s, "sampled": false, "draft": "", "drafter": %s, "accept": "", "speedup": 2, '
+    '"tried": {}}]'
+)
+# Files that were changed by hand.
+BY_HAND = [CHOICE % each for each in (('"4"', '{"name": "sam"}'), (1, "{}"), (1, "1"))]
+
+
 def tried(speed, drafter=LOOKUP, accept="match", **keys):
     return Tried(drafter["name"], drafter | keys, accept, speed)
 
@@ -224,7 +232,10 @@ def test_the_profile_goes_along(folder, tmp_path, cache):
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("text", ["", "[", "{}", '[{"rows": 1}]', "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "{}", '[{"rows": 1}]', "[1]", *BY_HAND],
+)
 def test_a_file_of_another_version_is_no_choice(folder, text):
     auto.keep(folder, 1, False, [tried(1.4)])
     auto.file_of(folder, "float32").write_text(text)
