@@ -209,6 +209,9 @@ def test_study_without_the_file_of_a_gpu(tmp_path):
         study.gpu(tmp_path / "none.txtpb")
 
 
+ONE_CHIP = ("pass over 1", "pass over 6", "plain loop")  # also with layers as a loop
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[tuple[str, str], dict]:
     """The rows of the study at small sizes, by program and mesh."""
@@ -237,7 +240,12 @@ def test_one_token_is_not_slower_than_six_on_a_tpu(rows):
 @pytest.mark.slow
 def test_passes_and_loops_on_a_tpu_move_no_more_than_they_must(rows):
     decoding = {key: row for key, row in rows.items() if key[0] != "training step"}
-    assert len(decoding) == 8 and len(rows) == 9
+    scanned = {f"{of}{name}" for of in ("8B ", "8B scanned ", "scanned ") for name in ONE_CHIP}
+    passes = {f"pass over {n}" for n in (8, 16)}
+    on_one = {"nested loop", *ONE_CHIP, *passes, *scanned}
+    on_four = {("plain loop", "data:4"), ("chain loop", "data:4")}
+    assert {*decoding} == {(name, "1 chip") for name in on_one} | on_four
+    assert len(rows) == len(decoding) + 1
     for key, row in decoding.items():
         assert row["traffic"] <= 1.3, key
         assert row["copies_in_loops"]["within_main"] == 0, key
