@@ -6,6 +6,17 @@ from experiments.tables import by_temperature, number, source, table
 
 SEED = ", seed "  # before the seed in the name of a study that repeats another
 
+COSTS = (
+    "drafter",
+    "thousand parameters",
+    "time of a draft / of a plain step",
+    "training, tokens/s",
+    "learning rate",
+    "million labels of all depths",
+    "10^12 operations of training",
+    "greedy tau of held-out text in training",
+)
+
 
 def tables(results: dict) -> str:
     """One table per target, tau by seed, and how far forecasts and decoding are apart."""
@@ -72,11 +83,13 @@ def _held_out(training: dict) -> str:
 
 def _training_times(training: dict) -> str:
     """The steps of each training run, and its wall time if it was not paused."""
-    parts = [
-        f"{name}: {t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if t.get("seconds") else "")
+    parts = {
+        name: f"{t['curve'][-1][0]}" + (f" in {t['seconds']:.0f} s" if t.get("seconds") else "")
         for name, t in training.items()
-    ]
-    text = f"Steps of training: {'; '.join(parts)}."
+    }
+    if len(every := {*parts.values()}) > 1:
+        every = [f"{name}: {part}" for name, part in parts.items()]
+    text = f"Steps of training: {'; '.join(every)}."
     waits = [share for t in training.values() if (share := t.get("data_share")) is not None]
     if waits:
         text += f" Waiting for data: {min(waits):.1%} to {max(waits):.1%} of the time of a run."
@@ -84,15 +97,27 @@ def _training_times(training: dict) -> str:
 
 
 def _training_costs(target: dict) -> str:
-    """What each drafter costs, for studies that timed the steps of training."""
+    """What each drafter costs and has learned from, for studies that recorded it."""
     lines = []
     for name, training in target["training"].items():
         own = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
         if "tokens_per_second" in training and own:
             times = own[0].get("costs_ms") or {}
             cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
-            size = f"{own[0]['parameters']['draft'] / 1000:,.0f}"
-            rate = number(training["tokens_per_second"], ",.0f")
-            lines.append((name, size, number(cost, ".2f"), rate))
-    heads = ("drafter", "thousand parameters", "time of a draft / of a plain step")
-    return f"\n\n{table([*heads, 'training, tokens/s'], lines)}" if lines else ""
+            seen = {key: training.get(key) for key in ("learning_rate", "labels", "flops")}
+            curve = (
+                [number(tau, ".2f") for _, _, tau in training["curve"]] if seen["labels"] else []
+            )
+            lines.append(
+                (
+                    name,
+                    f"{own[0]['parameters']['draft'] / 1000:,.0f}",
+                    number(cost, ".2f"),
+                    number(training["tokens_per_second"], ",.0f"),
+                    number(seen["learning_rate"], "g"),
+                    number(seen["labels"] and seen["labels"] / 1e6, ".2f"),
+                    number(seen["flops"] and seen["flops"] / 1e12, ".1f"),
+                    ", ".join(curve),
+                )
+            )
+    return f"\n\n{table(COSTS, lines)}" if lines else ""

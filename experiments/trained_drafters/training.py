@@ -187,15 +187,20 @@ def training_keys(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def metrics(workdir: Path) -> dict[str, Any]:
-    """The last metrics of a training run, its held-out curve, its times and its waits for data."""
+    """The last metrics of a training run, its held-out curve, what it saw, its times and waits."""
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     examined = [record for record in records if "heldout_loss" in record]
     summary = json.loads((workdir / "summary.json").read_text())
+    config = json.loads((workdir / "config.json").read_text())
+    kept: dict[str, Any] = {name: examined[-1].get(name) for name in KEPT}
+    kept["learning_rate"] = config["optimiser"]["learning_rate"]
+    for name in ("labels", "flops"):  # of an update, on average
+        if each := [record[name] for record in records if name in record]:
+            kept[name] = statistics.mean(each) * records[-1]["step"]
     curve = [
         [record["step"], record["heldout_loss"], record.get("heldout_tau_t0")]
         for record in examined
     ]
-    kept: dict[str, Any] = {name: examined[-1].get(name) for name in KEPT}
     for alphas in ("heldout_alpha_t0", "heldout_alpha_t1"):
         of_depth = re.compile(alphas + r"_depth\d+")
         kept[alphas] = [value for name, value in examined[-1].items() if of_depth.fullmatch(name)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,19 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
     if uniform is not None:
         values["uniform_per_token"] = uniform / divisor
     return values
+
+
+def labels(records: Sequence[dict]) -> dict[str, float]:
+    """"labels": predictions of all depths that a step compares, on average; empty if not known."""
+    counts = [record["weight"] for record in records if "weight" in record]
+    return {"labels": float(np.mean([_compared(each) for each in counts]))} if counts else {}
+
+
+def _compared(weight: Any) -> float:
+    if not isinstance(weight, dict):
+        return float(weight)
+    depths = [count for name, count in weight.items() if re.fullmatch(r"agreement_\d+", name)]
+    return float(sum(depths) if depths else weight["loss"])
 
 
 def _average(records: Sequence[dict], name: str, values: Sequence[Any]) -> float:

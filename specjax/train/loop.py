@@ -23,7 +23,7 @@ from specjax.theory import devices
 from specjax.train import update
 from specjax.train.checkpoint import Checkpoints
 from specjax.train.display import Display, report
-from specjax.train.evaluate import mean
+from specjax.train.evaluate import labels, mean
 from specjax.train.objectives import Loss
 from specjax.train.optimise import Optimiser
 from specjax.train.placement import Placement, Source, place
@@ -127,6 +127,7 @@ class _Run:
     # Metrics of the steps since the last record. They stay on the device until they are needed, so
     # that no step waits for the device.
     recent: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    flops: int = 0  # of an update
     utilisation: float | None = None  # MFU at one token per second
     part: str = "first_evaluation"  # of the wall time, to which the next evaluation belongs
 
@@ -160,14 +161,13 @@ class _Run:
         return state if self.settings.keep == "last" else self._best(state)
 
     def _count_operations(self, state: Any, batch: Batch) -> None:
-        """Sets the share of the devices' operations that one token per second uses."""
-        device = devices.of_kind(self.placement.first.device_kind)
-        if device is None:
-            return
+        """Sets the operations of an update, and the share of the devices' that a token/s uses."""
         arguments = (state, self.task.target_params, batch, self.key)
-        count = update.product_operations(self.programs.advance.trace(*arguments).jaxpr)
-        tokens = len(batch.tokens) * (batch.tokens.shape[1] - 1)
-        self.utilisation = count / tokens / (device.flops * self.placement.mesh.size)
+        self.flops = update.product_operations(self.programs.advance.trace(*arguments).jaxpr)
+        device = devices.of_kind(self.placement.first.device_kind)
+        if device is not None:
+            tokens = len(batch.tokens) * (batch.tokens.shape[1] - 1)
+            self.utilisation = self.flops / tokens / (device.flops * self.placement.mesh.size)
 
     def _leave(self, step: int, state: Any, saved: bool) -> None:
         """Ends the run after this step, which is saved."""
@@ -206,6 +206,7 @@ class _Run:
         value = None
         if logged or evaluated:
             record = {"step": step, **mean(self.recent), "lr": float(self.programs.rate(step - 1))}
+            record |= {**labels(self.recent), "flops": self.flops}
             if evaluated and _evaluates(self.task):
                 value = self._evaluate(step, state, record)
                 saved = saved or record.get("best_step") == step

@@ -303,6 +303,15 @@ def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
     assert equal(train(tmp_path), straight)
 
 
+@fast
+def test_labels_are_the_predictions_of_all_depths():
+    depths = {"loss": 4.0, "agreement_1": 4.0, "alpha_1": 4.0, "agreement_2": 3.0}
+    assert evaluate.labels([{"loss": 1.0, "weight": depths}, {"weight": 9.0}]) == {"labels": 8.0}
+    joint = {"loss": 1.0, "language": 6.0, "heads": 5.0}
+    assert evaluate.labels([{"weight": joint}]) == {"labels": 1.0}
+    assert evaluate.labels([{"loss": 1.0}]) == {}
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_mfu_is_the_share_of_the_operations_of_a_known_device(tmp_path, monkeypatch, accumulate):
     """Of two matrices of E x E and E x V: six operations per parameter and token."""
@@ -311,8 +320,11 @@ def test_mfu_is_the_share_of_the_operations_of_a_known_device(tmp_path, monkeypa
     train(tmp_path, 12, accumulate=accumulate)
     with_rate = [each for each in metrics(tmp_path) if each["tokens_per_second"]]
     assert len(with_rate) >= 2
+    operations = 6 * (E * E + E * V)  # of a token
     for record in with_rate:
-        expected = record["tokens_per_second"] * 6 * (E * E + E * V) / 1e9
+        tokens = record["flops"] // operations
+        assert tokens > 1 and record["flops"] == tokens * operations
+        expected = record["tokens_per_second"] * operations / 1e9
         assert record["mfu"] == pytest.approx(expected, rel=1e-9)
     monkeypatch.undo()
     train(tmp_path / "unknown", 12)
