@@ -433,7 +433,7 @@ def test_trained_drafters(target, tmp_path, capsys):
     assert str(tmp_path) not in result["command"]  # names of files, without their folders
     for training in result["training"].values():
         assert training["heldout_tau_t0"] == training["heldout_decoded_tau_t0"]
-        assert len(training["curve"]) == 4
+        assert len(training["curve"]) == 4 and training["labels"] and training["flops"]
     assert set(result["forecasts"]) == {"pretrained", "medusa"}
     labels = {row["method"] for row in result["rows"]}
     assert labels == {"prompt_lookup", "pretrained", "medusa", "medusa, sampled", "medusa, tree"}

@@ -59,8 +59,10 @@ class Keys(declare.Keys, owner="bandit's "):
         "the longest draft; the lengths are 0, 1, 2, 3, 4, 6, 8, 12, 16 up to it; None: that of "
         "the profile, or 8",
     )
-    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
-    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+    draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
+    verify: float | None = costs_lib.cost_key(
+        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
+    )
     width: float = key(0.2, "how much is explored", above=0, most=1)
 
 

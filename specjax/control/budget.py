@@ -83,8 +83,10 @@ class Keys(declare.Keys, owner="budget's "):
         "the most nodes that are verified; None: those of the profile, or 64",
         least=1,
     )
-    draft: float = key(0.1, "what drafting one level costs, in rounds without a draft")
-    verify: float = key(0.02, "what verifying one more node costs, in rounds without a draft")
+    draft: float | None = costs_lib.cost_key("drafting one level", costs_lib.DRAFT)
+    verify: float | None = costs_lib.cost_key(
+        "verifying one more node", costs_lib.VERIFY[costs_lib.NODES]
+    )
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
     memory: float = share(0.95, "how much a round counts against the next one")
     patience: float = key(
@@ -191,7 +193,7 @@ def _times(
         greedy = live_mean(state.live, state.greedy.astype(jnp.float32))
         return greedy * jnp.asarray(value, jnp.float32) + (1 - greedy) * jnp.asarray(other)
 
-    drafting = 0.0 if setup.keys.profile else levels * setup.keys.draft
+    drafting = 0.0 if setup.keys.profile else levels * costs_lib.drafting(setup.keys)
     at = [np.interp(sizes, costs.lengths, kind.times) + drafting for kind in costs[1:]]
     none = [kind.empty + drafting if lookup else at[i][0] for i, kind in enumerate(costs[1:])]
     return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)

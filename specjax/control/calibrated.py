@@ -52,8 +52,10 @@ class Keys(declare.Keys, owner="calibrated's "):
         '"": the next three keys, and no calibration',
     )
     most: int | None = key(None, "the longest draft; None: that of the profile, or 16")
-    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
-    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+    draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
+    verify: float | None = costs_lib.cost_key(
+        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
+    )
 
 
 @declare.method(Keys)

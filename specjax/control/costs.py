@@ -14,6 +14,7 @@ import numpy as np
 from specjax import files
 from specjax.bound import Bound
 from specjax.checks import number, whole
+from specjax.declare import key
 from specjax.errors import UserError
 from specjax.files import buckets, machine
 from specjax.types import Array
@@ -28,6 +29,9 @@ LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 LEVELS, NODES = "levels", "nodes"
 # The acceptance of a token after accepted ones, where it was not measured.
 ACCEPTANCE = 0.7
+# Where no profile has times, in rounds without a draft: of drafting a token (a level of a tree),
+# and of verifying a token, or a node.
+DRAFT, VERIFY = 0.1, {LEVELS: 0.05, NODES: 0.02}
 
 
 class RoundCosts(NamedTuple):
@@ -229,13 +233,34 @@ def known(keys: Any, usual: int, unit: str = LEVELS) -> Known:
     ``usual`` is the longest draft if there is neither the key ``most`` nor a profile.
     """
     most, acceptance = keys.most, getattr(keys, "acceptance", None)
-    first, rate = usual if most is None else most, ACCEPTANCE if acceptance is None else acceptance
-    costs = linear(first, keys.draft, keys.verify, rate, unit)
+    longest, rate = _or(most, usual), _or(acceptance, ACCEPTANCE)
+    costs = linear(longest, drafting(keys), _or(keys.verify, VERIFY[unit]), rate, unit)
     if not keys.profile:
         return costs
+    for name in ("draft", "verify"):
+        if (cost := getattr(keys, name)) is not None:
+            raise UserError(
+                f"{name} is {cost:g}, and the cost profile {keys.profile} has measured times; "
+                "give only one of them"
+            )
     found = read(keys.profile, unit)
     batches = {size: _within(own, most, acceptance) for size, own in found.batches.items()}
     return found._replace(batches=batches)
+
+
+def drafting(keys: Any) -> float:
+    """What a token, or a level of a tree, costs to draft where no profile has times."""
+    return _or(keys.draft, DRAFT)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def cost_key(what: str, default: float) -> Any:
+    """A key of a controller: what stands for measured times."""
+    words = f"what {what} costs, in rounds without a draft, if there is no profile"
+    return key(None, f"{words}; None: {default:g}")
 
 
 def _within(costs: Costs, most: int | None, acceptance: float | None) -> Costs:

@@ -99,8 +99,10 @@ class Keys(declare.Keys, owner="goodput's "):
 
     profile: str = key("", f'{costs_lib.PROFILE}; "": the next keys')
     most: int | None = key(None, "the longest draft; None: that of the profile, or 8")
-    draft: float = key(0.1, "what drafting one more token costs, in rounds without a draft")
-    verify: float = key(0.05, "what verifying one more token costs, in rounds without a draft")
+    draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
+    verify: float | None = costs_lib.cost_key(
+        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
+    )
     acceptance: float | None = key(
         None,
         "the share of tokens that is accepted if those before were, as first assumed; None: that "

@@ -71,6 +71,7 @@ def limited(drafter: Drafter, text: str | Controller) -> Drafter:
             check_rows=check_rows([drafter.rare, controller]),
             lengths=_lengths(drafter, controller),
             sizes=controller.sizes(drafter.nodes),
+            verdicts=controller.has_state,
         ),
     )
 

@@ -64,7 +64,7 @@ def mean(records: Sequence[dict]) -> dict[str, float]:
 
 
 def labels(records: Sequence[dict]) -> dict[str, float]:
-    """"labels": predictions of all depths that a step compares, on average; empty if not known."""
+    """How many predictions of all depths a step compares, on average; {} where it is not known."""
     counts = [record["weight"] for record in records if "weight" in record]
     return {"labels": float(np.mean([_compared(each) for each in counts]))} if counts else {}
 

@@ -548,6 +548,7 @@ class Rare(NamedTuple):
     lengths: tuple[int, ...] = ()
     # The numbers of nodes that the largest tree of a round usually has, the largest among them.
     sizes: tuple[int, ...] = ()
+    verdicts: bool = False  # whether its controller chooses by earlier verdicts
 
 
 # Without leaves, so it can be part of a pytree. The dataclass has a hash, unlike Mapping.

@@ -74,6 +74,9 @@ def test_a_key_beside_a_profile_counts(tmp_path, name):
     assert control.load(name, profile=str(path), most=2).lengths == (0, 1, 2)
     with pytest.raises(UserError, match="the longest draft is 0"):
         control.load(name, profile=str(path), most=0)
+    for cost in ("draft", "verify"):
+        with pytest.raises(UserError, match=f"{cost} is 0.1, and the cost profile .* only one"):
+            control.load(name, profile=str(path), **{cost: 0.1})
 
 
 def test_acceptance_beside_a_profile(tmp_path):

@@ -100,6 +100,7 @@ def build(
             check_rows=controller and controller.check_rows,
             lengths=() if controller is None else controller.lengths,
             sizes=() if controller is None else controller.sizes(growth.nodes),
+            verdicts=controller is not None and controller.has_state,
         ),
     )
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from specjax import drafters, rng, tree
 from specjax.bound import Bound
-from specjax.drafters.growth import stepper
 from specjax.errors import UserError
 from specjax.registry import keys_of
 from specjax.rng import RowKeys
@@ -166,10 +165,10 @@ def _with_name(label: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
 def inside(name: str, target: LM, stages: Stages | None, **keys: Any) -> Drafter:
     """The drafter inside ``name``: that of ``stages``; None: ``prompt_lookup`` with these keys.
 
-    Its ``init`` raises UserError if it reads the target's weights or its cache, or if its
-    controller learns.
+    Its ``init`` raises UserError if it reads the target's weights or its cache.
 
-    Raises UserError for a drafter that reads the model's output, or must take part in every round.
+    Raises UserError for a drafter that reads the model's output, must take part in every round, or
+    has a controller that learns.
     """
     if stages is None:
         stages = [drafters.make("prompt_lookup", target, **keys)]
@@ -184,6 +183,11 @@ def inside(name: str, target: LM, stages: Stages | None, **keys: Any) -> Drafter
             f"{name}: {drafter.name} must take part in every round, and cannot return to an "
             "earlier text; take a lookup or a model"
         )
+    if drafter.rare.verdicts:
+        raise UserError(
+            f"{name}: the controller of {drafter.name} learns from verdicts, and those of inner "
+            "rounds are forgotten; take one that does not learn, such as fixed:4"
+        )
     return drafter._replace(init=Bound(_init, name, drafter))
 
 
@@ -197,11 +201,6 @@ def _init(
     )
     params, context = params._replace(target=nothing), context.replace(cache=nothing)
     state = drafter.init(params, context, out, slots)
-    if isinstance(state, stepper.State) and jax.tree.leaves(state.control):
-        raise UserError(
-            f"{name}: the controller of {drafter.name} learns from verdicts, and those of inner "
-            "rounds are forgotten; take one that does not learn, such as threshold:0.4"
-        )
     more = slots + 1 - context.tokens.shape[1]
     longer = jnp.pad(context.tokens, ((0, 0), (0, more)), constant_values=-1)
     context = context.replace(tokens=longer)

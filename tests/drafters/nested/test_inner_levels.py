@@ -180,16 +180,19 @@ def test_drafters_that_cannot_be_inside_are_refused():
     parts = {"models": [model, model], "params": [own["params"]] * 2, "lengths": "1,1,0;1,0;1"}
     learns = {"gamma": 2, "control": "matchness:0.4,0.4,0.3,0.3", "gaps": True, **own}
     reads = "reads the target's weights or its cache"
+    lookups = [{"prompt_lookup": {"control": control}} for control in ("goodput", "bandit")]
+    forgets = "prompt_lookup learns from verdicts"
     for name, keys, inner, message in [
+        *[("staged", own, each, forgets) for each in lookups],
+        ("cascade", parts, lookups[0], forgets),
         ("staged", own, {"magicdec": {"budget": 8}}, f"staged: magicdec {reads}"),
         ("staged", own, {"early_exit": {"exit_layer": 1}}, f"staged: early_exit {reads}"),
         ("staged", own, {"draft_model": learns}, "controller of draft_model learns from verdicts"),
         ("cascade", parts, {"sam": {"gamma": 1}}, "take prompt_lookup or ngram_lm"),
     ]:
-        drafter = drafters.make(name, lm, drafters=inner, **keys)
-        params = ModelParams(weights, drafter.init_params(jax.random.key(0)))
         with pytest.raises(UserError, match=message) as error:
-            begun(lm, drafter, params)
+            drafter = drafters.make(name, lm, drafters=inner, **keys)
+            begun(lm, drafter, ModelParams(weights, drafter.init_params(jax.random.key(0))))
         assert "\n" not in str(error.value)
 
 

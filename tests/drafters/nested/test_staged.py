@@ -104,10 +104,21 @@ def test_finished_rows_need_no_inner_round():
     assert not rested.count.any()
 
 
-@pytest.mark.parametrize("control", ["fixed:3", "fixed:0", "fixed:20", "goodput", "bandit:most=4"])
-def test_a_lookup_with_a_controller_inside(control):
-    """The inner rounds verify widths below the lookup's nodes; the greedy text is the target's."""
-    inner = {"prompt_lookup": {"gamma": 10, "max_ngram": 2, "control": control}}
+LOOKUP = {"name": "prompt_lookup", "gamma": 10, "max_ngram": 2}
+MODEL = {"name": "draft_model", "model": cases.models(6)[1], "params": cases.table(1, 6)}
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *[LOOKUP | {"control": f"fixed:{length}"} for length in (3, 0, 20)],
+        MODEL | {"gamma": 2, "control": "fixed:1"},
+        MODEL | {"gamma": 2, "control": "calibrated:most=2"},
+    ],
+)
+def test_a_drafter_with_a_controller_inside(inner):
+    """The inner rounds verify widths below its nodes; the greedy text is the target's."""
+    inner = {"inner": inner}
     target, drafter, params = made(vocab=6, gamma=3, width=1, drafters=inner)
     packed, lengths = decode.pack_prompts(PROMPTS)
     given = packed, lengths, rng.row_keys(0, 4)
