@@ -111,8 +111,7 @@ def _update(known: Known, keys: Keys, state: State, draft: Draft, verdict: Verdi
     # The round took the time of its longest draft, which may be shorter than the arm's length.
     live, drafted, _ = _controller.of_round(draft, verdict)
     drafted = drafted.max()
-    index = jnp.searchsorted(jnp.asarray(costs.lengths), drafted)
-    time = times[:, jnp.minimum(index, len(costs.lengths) - 1)]
+    time = times[:, costs.place(drafted)]
     asked = (live & (_limit(known, state) > 0)).any()
     time = jnp.where((drafted == 0) & asked, empty[:, 0], time)
     gain = verdict.count / time / best

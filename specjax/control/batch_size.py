@@ -76,7 +76,7 @@ def _read(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _init(context: Context) -> State:
-    return State(jnp.ones(context.length.shape, bool) if context.done is None else ~context.done)
+    return State(~context.finished)
 
 
 def _limit(table: tuple[tuple[int, int], ...], state: State) -> Array:

@@ -135,9 +135,8 @@ def _init(setup: Setup, context: Context) -> State:
     batch = len(context.length)
     counts, zeros = jnp.zeros((batch, CLASSES), jnp.float32), jnp.zeros((batch,), jnp.float32)
     none = jnp.zeros((batch,), jnp.int32)
-    live = jnp.ones((batch,), bool) if context.done is None else ~context.done
     classes = jnp.zeros((batch, setup.most), jnp.int32)
-    greedy = jnp.asarray(context.sampling.greedy, bool)
+    greedy, live = jnp.asarray(context.sampling.greedy, bool), ~context.finished
     return State(greedy, live, classes, counts, counts, zeros, zeros, zeros, none, none)
 
 

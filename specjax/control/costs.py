@@ -72,6 +72,11 @@ class Costs(NamedTuple):
         """The longest draft."""
         return self.lengths[-1]
 
+    def place(self, drafted: Array) -> Array:
+        """i32[]: the place of the first length of at least so many tokens, or of the last one."""
+        at = jnp.searchsorted(jnp.asarray(self.lengths), drafted)
+        return jnp.minimum(at, len(self.lengths) - 1)
+
     def each(self, field: str, greedy: Array) -> Array:
         """f32[B,n]: a field of ``RoundCosts`` by row, ``greedy`` bool[B] or sampled.
 

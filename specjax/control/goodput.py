@@ -263,7 +263,7 @@ def _init(setup: Setup, context: Context) -> State:
         greedy=jnp.asarray(greedy, bool),
         found=jnp.zeros((batch, 2), jnp.float32),
         left=left,
-        live=jnp.ones((batch,), bool) if context.done is None else ~context.done,
+        live=~context.finished,
         tries=jnp.zeros((batch,), bool),
         rates=prior,
         early=jnp.zeros((batch,), jnp.float32),
@@ -316,8 +316,7 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
 
 def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:
     """f32[]: the time of a round whose longest draft has so many tokens i32[]."""
-    lengths = jnp.asarray(setup.costs(state).lengths)
-    index = jnp.minimum(jnp.searchsorted(lengths, drafted), len(lengths) - 1)
+    index = setup.costs(state).place(drafted)
     bare = jnp.where(asked, setup.mean("empty", state)[0], 1)
     return jnp.where(drafted > 0, setup.mean("times", state)[index], bare)
 

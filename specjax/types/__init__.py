@@ -454,6 +454,11 @@ class Context(struct.PyTreeNode):
     limit: Array | None = None  # i32[B] the greatest ``length`` of the text; None: not known
 
     @property
+    def finished(self) -> Array:
+        """bool[B]: ``done``, of no row if it is None."""
+        return jnp.zeros(self.length.shape, bool) if self.done is None else self.done
+
+    @property
     def pending(self) -> Array:
         """i32[B] the newest committed token of each row."""
         return jax.vmap(lambda row, n: row[n - 1])(self.tokens, self.length)

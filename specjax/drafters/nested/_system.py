@@ -104,7 +104,7 @@ def run(
         length=context.length,
         limit=context.length + gamma,
         # A row that the outer loop has finished needs no tokens.
-        done=jnp.zeros((batch,), bool) if context.done is None else context.done,
+        done=context.finished,
         failed=jnp.full((batch,), -1, jnp.int32),
         cache=cache,
         draft=inner,

@@ -169,11 +169,10 @@ def _init(settings: Settings, params, context, target_out, slots):
 def _propose(settings: Settings, params, keys, context, state):
     batch, no_winner = context.length.shape[0], len(settings.stages)
     winner = last = jnp.full((batch,), no_winner, jnp.int32)
-    finished = jnp.zeros((batch,), bool) if context.done is None else context.done
     states, drafts, layers = [], [], _stages.taps(settings.stages)
     for index, (stage, own) in enumerate(zip(settings.stages, state.states, strict=True)):
         inner_keys = keys.inner(index, same_target=True)
-        asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~finished
+        asked = (winner == no_winner) & (state.rate[:, index] >= settings.least) & ~context.finished
         seen = _stages.with_taps(stage, layers, context)
         draft, after = _stages.run_if(asked.any(), stage, own, params, inner_keys, seen)
         proposed = tree.exists(draft.valid, draft.parents).any(-1)
