@@ -114,13 +114,15 @@ def _update(known: Known, keys: Keys, state: State, draft: Draft, verdict: Verdi
     time = times[:, costs.place(drafted)]
     asked = (live & (_limit(known, state) > 0)).any()
     time = jnp.where((drafted == 0) & asked, empty[:, 0], time)
-    gain = verdict.count / time / best
+    # Where another drafter wrote, only the length 0 is known: it would have given one token.
+    idle = ~live & (_limit(known, state) == 0)
+    gain = jnp.where(idle, 1, verdict.count / time) / best
     here = jax.nn.one_hot(state.arm, len(costs.lengths), dtype=jnp.float32)
     rounds = state.rounds + here
     if keys.policy == "exp3":
         gain = keys.width / len(costs.lengths) * gain / state.share
     new = _next(keys, state.replace(rounds=rounds, score=state.score + here * gain[:, None]))
-    return tree.where_rows(live, new, state)
+    return tree.where_rows(live | idle, new, state)
 
 
 def _next(keys: Keys, state: State) -> State:

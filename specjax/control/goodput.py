@@ -40,12 +40,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from specjax import declare
+from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
@@ -309,9 +308,10 @@ def _update(setup: Setup, state: State, draft: Draft, verdict: Verdict) -> State
     state = state.replace(
         bank=(state.bank + gain).astype(jnp.float32), idle=jnp.where(any_draft, 0, state.idle + 1)
     )
-    # Nothing is learned from a round that another drafter wrote in all rows.
-    after = _next(setup, state)
-    return jax.tree.map(lambda new, old: jnp.where(live.any(), new, old), after, before)
+    # Nothing is learned from a round that another drafter wrote in all rows; a pause goes on in it.
+    paused = _next(setup, before.replace(idle=before.idle + 1))
+    other = tree.where_rows((_limit(setup, before) > 0).any(), before, paused)
+    return tree.where_rows(live.any(), _next(setup, state), other)
 
 
 def _time(setup: Setup, state: State, drafted: Array, asked: Array) -> Array:

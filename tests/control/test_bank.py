@@ -297,7 +297,7 @@ def test_a_new_row_waits_for_the_others():
 
 
 def test_rounds_that_another_drafter_wrote():
-    """In all rows: nothing changes. In one row: its draft is not this drafter's."""
+    """In all rows: only a pause goes on. In one row: its draft is not this drafter's."""
     own, most = made(SLACK, weight=4.0), jnp.full((2,), MOST)
     state = updated(own, begun(own, 2), most, most, most + 1)
     both = updated(own, state, most, most * 0, jnp.zeros((2,), jnp.int32))
@@ -308,3 +308,11 @@ def test_rounds_that_another_drafter_wrote():
     # The time is that of the draft of one token.
     gain = 2 * (1 + SLACK) - TIMES[1]
     np.testing.assert_allclose(one.bank - state.bank, [gain, 0], atol=1e-5)
+    none = jnp.zeros((2,), jnp.int32)
+    own = made(SLACK, share=0.0, missed=0.0)
+    rested = begun(own, 2)
+    assert own.limit(rested).tolist() == [0, 0] and (rested.due > 1).all()
+    for _ in range(int(rested.due[0])):
+        assert own.limit(rested).tolist() == [0, 0]
+        rested = updated(own, rested, most, most * 0, none)
+    assert (own.limit(rested) > 0).all() and float(rested.bank[0]) == 1.0

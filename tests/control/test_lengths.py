@@ -513,6 +513,13 @@ def test_bandit_counts_the_time_of_the_longest_draft():
     gain = np.asarray(state.score).sum(-1)
     # Times are 1, 2, 3 for 0, 1, 2 tokens; the highest gain of any length is 1.
     np.testing.assert_allclose(gain, [2 / 3, 1 / 3, 0], rtol=1e-6)
+    # Without a draft another drafter wrote: a token in the time 1.
+    first = own.init(context(3))
+    assert first.arm.tolist() == [0] * 3
+    state = played(own, first, [0] * 3, [0] * 3, [False] * 3)
+    assert state.arm.tolist() == [1] * 3 and np.asarray(state.score)[:, 0].tolist() == [1] * 3
+    state = played(own, state, [2] * 3, [2] * 3, [False] * 3)
+    assert state.arm.tolist() == [1] * 3 and np.asarray(state.rounds).sum() == 3
 
 
 @pytest.mark.fast

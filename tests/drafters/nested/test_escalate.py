@@ -13,7 +13,7 @@ import pytest
 from specjax import ModelParams, accept, decode, drafters, make_sampling, rng, row_keys
 from specjax.drafters.nested import escalate
 from specjax.errors import UserError
-from specjax.testing import exact, laws, tabular, tiny
+from specjax.testing import exact, laws, loop, tabular, tiny
 from specjax.theory import statistics
 from specjax.types import Context, Draft, Drafter
 
@@ -332,3 +332,39 @@ def test_a_drafter_may_read_the_taps_of_the_context_alone():
     rule = accept.load("chain")
     state, _ = decode.generate(lm_target, drafter, rule, params, state, max_steps=8)
     assert int(state.length[0]) == 8
+
+
+def learning(control):
+    """A lookup and a draft model equal to the target, with the same controller."""
+    find = {"gamma": 3, "max_ngram": 3, "min_ngram": 3}
+    lookup = drafters.make("prompt_lookup", target, control=control, **find)
+    keys = {"model": target, "params": cases.table(0), "gamma": 2, "gaps": True}
+    model = drafters.make("draft_model", target, control=control, **keys)
+    both = escalate.make(target, drafters=[lookup, model])
+    return both, ModelParams(cases.table(0), both.init_params(None))
+
+
+CHEAP = "draft=0.01,verify=0.01"
+
+
+@pytest.mark.parametrize("control", [f"goodput:{CHEAP}", f"bandit:{CHEAP}"])
+def test_controllers_inside_learn_from_their_own_rounds_only(control):
+    """A round of one drafter does not stop the other: all drafts of the model are accepted."""
+    both, params = learning(control)
+    winners, ends = [], [5]
+
+    def see(state, info):
+        winners.append(int(state.draft.winner[0]))
+        ends.append(int(state.length[0]))
+
+    run(both, params, [[0, 1, 2, 0, 1]], new=120, temperature=1.0, step=see)
+    assert {0, 1} <= {*winners[10:]}
+    counts = np.diff(ends)[np.asarray(winners) == 1]
+    assert counts[-10:].mean() > 2
+
+
+@pytest.mark.slow
+def test_the_law_with_controllers_inside():
+    both, params = learning(f"goodput:{CHEAP}")
+    fit = loop.loop_fit(target, both, accept.load("chain"), params, [2, 1, 2, 1], 5, 120_000)
+    assert fit.p_value > 1e-4 and fit.detectable < 0.02
