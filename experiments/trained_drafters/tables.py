@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from experiments.tables import by_temperature, number, source, table
 
-SEED = ", seed "  # before the seed in the name of a study that repeats another
+# Before the seed, or the learning rate, in the name of a study that repeats another.
+SEED, RATE = ", seed ", ", rate "
 
 COSTS = (
     "drafter",
@@ -22,13 +23,15 @@ def tables(results: dict) -> str:
     """One table per target, tau by seed, and how far forecasts and decoding are apart."""
     texts = []
     for name, target in results["targets"].items():
-        if SEED in name:
+        if SEED in name or RATE in name:
             continue
         text = f"**{name}**\n\n{source(target, results)}\n\n"
         rows = target["rows"]
         text += by_temperature(rows, (1,), depths=True) if rows else _held_out(target["training"])
-        text += f"\n\n{_training_times(target['training'])}{_training_costs(target)}"
-        text += _by_seed(name, results["targets"])
+        studies = [target, *_others(name + SEED, results).values()]
+        text += f"\n\n{_training_times(target['training'])}{_training_costs(studies)}"
+        text += _by_seed(studies) if len(studies) > 1 else ""
+        text += _by_rate(_others(name + RATE, results))
         apart = [abs(f["foreseen"] / f["decoded"] - 1) for f in target["forecasts"].values()]
         if apart:
             text += (
@@ -39,32 +42,36 @@ def tables(results: dict) -> str:
     return "\n\n".join(texts)
 
 
-def _by_seed(name: str, targets: dict) -> str:
-    """tau of the drafters that were trained with several seeds."""
-    studies = [own for other, own in targets.items() if other.startswith(name + SEED)]
-    if not studies:
-        return ""
-    taus = [_taus(study["rows"]) for study in (targets[name], *studies)]
-    temperatures = sorted({temperature for _, temperature in taus[1]})
+def _others(name: str, results: dict) -> dict[str, dict]:
+    """The studies whose names begin so, by the rest of their names."""
+    targets = results["targets"].items()
+    return {label.removeprefix(name): own for label, own in targets if label.startswith(name)}
+
+
+def _by_rate(studies: dict[str, dict]) -> str:
+    """tau at temperatures 0 and 1 of the drafters that were trained with several learning rates."""
+    names = dict.fromkeys(name for study in studies.values() for name in study["training"])
     lines = []
-    for method in dict.fromkeys(method for method, _ in taus[1]):
-        line = [method]
-        for temperature in temperatures:
-            found = [own[method, temperature] for own in taus if (method, temperature) in own]
-            mean = sum(found) / len(found)
-            line.append(f"{mean:.2f} ({', '.join(f'{tau:.2f}' for tau in found)})")
+    for name in names:
+        every = [study["training"].get(name) for study in studies.values()]
+        taus = [own and (own["heldout_tau_t0"], own["heldout_tau_t1"]) for own in every]
+        lines.append([name, *["{:.2f}, {:.2f}".format(*pair) if pair else "" for pair in taus]])
+    heads = [f"rate {rate}: held-out tau, T=0 and 1" for rate in studies]
+    return f"\n\nLearning rates, one seed:\n\n{table(['drafter', *heads], lines)}" if lines else ""
+
+
+def _by_seed(studies: list[dict]) -> str:
+    """tau of the drafters that were trained with several seeds, on held-out text in training."""
+    lines = []
+    for name in studies[-1]["training"]:
+        line = [name]
+        for t in (0, 1):
+            taus = [study["training"][name][f"heldout_tau_t{t}"] for study in studies]
+            each = ", ".join(f"{tau:.2f}" for tau in taus)
+            line.append(f"{sum(taus) / len(taus):.2f} ({each})")
         lines.append(line)
-    heads = [f"T={temperature:g}: mean tau (of each)" for temperature in temperatures]
-    return f"\n\nSeveral seeds, the same text:\n\n{table(['method', *heads], lines)}"
-
-
-def _taus(rows: list[dict]) -> dict[tuple[str, float], float]:
-    """(Method, temperature) -> tau over all prompts."""
-    return {
-        (row["method"], row["temperature"]): row["block_efficiency"]
-        for row in rows
-        if row["category"] is None
-    }
+    heads = [f"T={t}: mean of held-out tau (of each)" for t in (0, 1)]
+    return f"\n\nSeveral seeds, the same text:\n\n{table(['drafter', *heads], lines)}"
 
 
 def _held_out(training: dict) -> str:
@@ -96,15 +103,20 @@ def _training_times(training: dict) -> str:
     return text
 
 
-def _training_costs(target: dict) -> str:
+def _training_costs(studies: list[dict]) -> str:
     """What each drafter costs and has learned from, for studies that recorded it."""
-    lines = []
+    target, lines = studies[0], []
     for name, training in target["training"].items():
         own = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
         if "tokens_per_second" in training and own:
             times = own[0].get("costs_ms") or {}
             cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
-            seen = {key: training.get(key) for key in ("learning_rate", "labels", "flops")}
+            every = [study["training"].get(name, {}) for study in studies]
+            # Those of another seed, where a run did not record them.
+            seen = {
+                key: next((own[key] for own in every if own.get(key)), None)
+                for key in ("learning_rate", "labels", "flops")
+            }
             curve = (
                 [number(tau, ".2f") for _, _, tau in training["curve"]] if seen["labels"] else []
             )
