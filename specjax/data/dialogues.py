@@ -45,41 +45,31 @@ class Conversation(NamedTuple):
     messages: list[dict[str, str]]
 
 
-class Dialogues(NamedTuple):
-    """Conversations as tokens."""
-
-    documents: list[Document]  # the assistant's turns are labelled
-    skipped: int  # number of conversations without an assistant's answer
-
-
 def load(
-    files: str | Sequence[str], split: str, tokenizer: Tokenizer, template: chat.Template
-) -> Dialogues:
+    files: Sequence[str], split: str, tokenizer: Tokenizer, template: chat.Template
+) -> list[Document]:
     """The documents of a split ("train", "valid", "test") of .jsonl files.
 
-    Raises UserError: see ``read`` and ``chat.spans``.
+    The assistant's turns are labelled. Raises UserError: see ``read`` and ``chat.spans``.
     """
-    chosen, skipped = conversations_of([files] if isinstance(files, str) else files, split)
-    return Dialogues(documents(chosen, tokenizer, template), skipped)
+    return documents(conversations_of(files, split), tokenizer, template)
 
 
-def conversations_of(files: Sequence[str], split: str) -> tuple[list[Conversation], int]:
-    """(conversations of a split of .jsonl files, number of skipped ones in the files).
+def conversations_of(files: Sequence[str], split: str) -> list[Conversation]:
+    """The conversations of a split of .jsonl files.
 
     The splits are 90 %, 5 % and 5 % of each file, as for texts (``text_files.part_of``). Raises
     UserError: see ``read``.
     """
-    chosen, skipped = [], 0
-    for conversations, left_out in map(read, files):
-        chosen += text_files.part_of(
-            conversations, split, lambda each: sum(len(m["content"]) for m in each.messages)
-        )
-        skipped += left_out
-    return chosen, skipped
+
+    def size(each: Conversation) -> int:
+        return sum(len(m["content"]) for m in each.messages)
+
+    return [each for own in map(read, files) for each in text_files.part_of(own, split, size)]
 
 
-def read(file: str | Path) -> tuple[list[Conversation], int]:
-    """(conversations of a .jsonl file, number of skipped ones, in which no assistant answers).
+def read(file: str | Path) -> list[Conversation]:
+    """The conversations of a .jsonl file; those in which no assistant answers are left out.
 
     Turns of an assistant before the first user's are left out; an empty turn ends the conversation.
 
@@ -87,18 +77,15 @@ def read(file: str | Path) -> tuple[list[Conversation], int]:
     """
     path = buckets.local(file)
     where = f"dialogue file {path}"
-    conversations, skipped = [], 0
+    conversations = []
     for line in jsonl.objects(jsonl.read(path, where, compressed=True), where):
-        messages = _answered(_messages(line.value, line.where))
-        if messages:
+        if messages := _answered(_messages(line.value, line.where)):
             conversations.append(Conversation(f"{path} line {line.number}", messages))
-        else:
-            skipped += 1
     if not conversations:
         raise UserError(
             f"{where} has no conversation in which an assistant answers; give another file"
         )
-    return conversations, skipped
+    return conversations
 
 
 def _messages(value: dict | None, where: str) -> list[dict[str, str]]:

@@ -116,7 +116,7 @@ def turns(files: Sequence[str], split: str) -> list[Pair]:
     The splits are those of ``dialogues.load``. Raises UserError: see ``dialogues.read``.
     """
     chosen = []
-    for where, messages in dialogues.conversations_of(files, split)[0]:
+    for where, messages in dialogues.conversations_of(files, split):
         for number, message in enumerate(messages):
             if message["role"] == "assistant" and number:
                 before = messages[max(0, number - TURNS) : number]

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decode, drafters, logit_maps, registry, rng, sampling
+from specjax import decode, drafters, logit_maps, registry, rng, sampling, tree
 from specjax.bench import metrics
 from specjax.bench.passes import Method
-from specjax.checks import number, shown, whole
+from specjax.checks import number, whole
 from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
@@ -238,13 +238,7 @@ def _run(
 
 def _check_params(params: Params, like: Params) -> None:
     """Raises UserError for parameters of other names, shapes or dtypes."""
-    found, known = (
-        {
-            jax.tree_util.keystr(path): shown(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(each)
-        }
-        for each in (params, like)
-    )
+    found, known = tree.shown(params), tree.shown(like)
     differing = [name for name in {**known, **found} if found.get(name) != known.get(name)]
     if differing or jax.tree.structure(params) != jax.tree.structure(like):
         name = differing[0] if differing else "the tree"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import accept, checks, step
+from specjax import accept, checks, step, tree
 from specjax.accept.verdict import parents as parents_of
 from specjax.errors import UserError
 from specjax.testing import loop
@@ -81,10 +81,7 @@ def _check_call(drafter: Drafter, name: str, arguments: tuple[str, ...]) -> None
 
 def _check_state(drafter: Drafter, before: Any, after: Any) -> None:
     """Raises UserError unless a round keeps the structure, the shapes and the dtypes of a state."""
-    leaves = [jax.tree_util.tree_leaves_with_path(state) for state in (before, after)]
-    first, second = (
-        {jax.tree_util.keystr(path): checks.shown(leaf) for path, leaf in each} for each in leaves
-    )
+    first, second = tree.shown(before), tree.shown(after)
     given, names = "update" if drafter.update is not same_state else "propose", [*first, *second]
     wrong = [name for name in names if first.get(name) != second.get(name)]
     if wrong:

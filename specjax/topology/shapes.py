@@ -233,42 +233,10 @@ def save(path: str | os.PathLike[str], topology: Topology, **extra: Any) -> None
 
 
 # Tries of candidate sequences: one tree of several token sequences with common prefixes.
-#
-# On the host (``merge``) and on the device (``merge_batched``).
 
 
 if TYPE_CHECKING:
     from specjax.types import Array
-
-
-def merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int], list[int]]:
-    """The trie of several token sequences: (tokens, parents, sequences through each node).
-
-    Breadth first, siblings in order of first appearance; an empty sequence adds no node. For
-    deterministic candidates only, see ``merge_batched``.
-    """
-    # The children of each node by token, in order of insertion; entry 0 is the pending token.
-    below: list[dict[int, int]] = [{}]
-    passing = [len(sequences)]
-    for sequence in sequences:
-        at = 0
-        for token in sequence:
-            if token not in below[at]:
-                below[at][token] = len(below)
-                below.append({})
-                passing.append(0)
-            at = below[at][token]
-            passing[at] += 1
-    tokens: list[int] = []
-    parents: list[int] = []
-    order = [0]
-    # A queue: it grows while it is read.
-    for place, at in enumerate(order):
-        for token, child in below[at].items():
-            tokens.append(int(token))
-            parents.append(place - 1)
-            order.append(child)
-    return tokens, parents, [passing[at] for at in order[1:]]
 
 
 def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Array]:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from specjax import checks
 from specjax.errors import UserError
 from specjax.types import CHAIN, DETERMINISTIC, Array, Draft, Drafter
 
@@ -149,6 +150,12 @@ def shapes(function: Callable[..., Any], *args: Any) -> Any:
     """The shapes and dtypes of what ``function(*args)`` returns, which is not computed."""
     with jax.disable_jit(False):
         return jax.eval_shape(function, *args)
+
+
+def shown(value: Any) -> dict[str, str]:
+    """The dtype and the shape of each leaf, by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return {jax.tree_util.keystr(path): checks.shown(leaf) for path, leaf in leaves}
 
 
 def zeros(function: Callable[..., Any], *args: Any) -> Any:

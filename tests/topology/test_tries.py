@@ -1,4 +1,4 @@
-"""Tries of sequences, on the host and on the device, against a dict of prefixes."""
+"""Tries of sequences against a dict of prefixes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,6 @@ def named(tokens, parents, nodes):
     for node in nodes:
         names[node] = (*names[parents[node]], tokens[node])
     return names
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_merge(seed):
-    rng = np.random.default_rng(seed)
-    sequences = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in range(6)]
-    tokens, parents, counts = shapes.merge(sequences)
-    expected = prefixes(sequences)
-    names = named(tokens, parents, range(len(tokens)))
-    assert dict(zip((names[node] for node in range(len(tokens))), counts, strict=True)) == expected
-    # Breadth first: children are in the order of their parents.
-    assert parents == sorted(parents)
-    appearance = list(expected)
-    for parent in {*parents}:
-        siblings = [names[node] for node in range(len(tokens)) if parents[node] == parent]
-        assert siblings == sorted(siblings, key=appearance.index)
-
-
-def test_merge_small():
-    assert shapes.merge([]) == shapes.merge([[], []]) == ([], [], [])
-    got = shapes.merge([[5, 1], [7, 1, 2], [5, 3], [5, 1]])
-    assert got == ([5, 7, 1, 3, 1, 2], [-1, -1, 0, 0, 1, 4], [3, 1, 2, 1, 1, 1])
 
 
 @pytest.mark.parametrize("shape", [(6, 5, 4), (6, 1, 5), (6, 7, 1)])

@@ -236,7 +236,7 @@ def _documents(
         )
     template = chat.load(data.template, directory, tokenizer)
     files = text_files.split_names(data.dialogues)
-    documents = dialogues.load(files, split, tokenizer, template).documents
+    documents = dialogues.load(files, split, tokenizer, template)
     if data.labels == "all":
         return [Document(each.ids, np.ones_like(each.labelled)) for each in documents]
     return documents
