@@ -107,29 +107,30 @@ def _training_costs(studies: list[dict]) -> str:
     """What each drafter costs and has learned from, for studies that recorded it."""
     target, lines = studies[0], []
     for name, training in target["training"].items():
-        own = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
-        if "tokens_per_second" in training and own:
-            times = own[0].get("costs_ms") or {}
-            cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
-            every = [study["training"].get(name, {}) for study in studies]
-            # Those of another seed, where a run did not record them.
-            seen = {
-                key: next((own[key] for own in every if own.get(key)), None)
-                for key in ("learning_rate", "labels", "flops")
-            }
-            curve = (
-                [number(tau, ".2f") for _, _, tau in training["curve"]] if seen["labels"] else []
+        rows = [row for row in target["rows"] if row["method"] == name and not row["temperature"]]
+        every = [study["training"].get(name, {}) for study in studies]
+        # Those of another seed, where a run did not record them.
+        rate, labels, flops = (
+            next((own[key] for own in every if own.get(key)), None)
+            for key in ("learning_rate", "labels", "flops")
+        )
+        if "tokens_per_second" not in training or not (rows or labels):
+            continue
+        own = rows[0] if rows else {}
+        times = own.get("costs_ms") or {}
+        cost = times["draft"] / times["step"] if {"draft", "step"} <= times.keys() else None
+        curve = [number(tau, ".2f") for _, _, tau in training["curve"]] if labels else []
+        size = own["parameters"]["draft"] / 1000 if own else None
+        lines.append(
+            (
+                name,
+                number(size, ",.0f"),
+                number(cost, ".2f"),
+                number(training["tokens_per_second"], ",.0f"),
+                number(rate, "g"),
+                number(labels and labels / 1e6, ".2f"),
+                number(flops and flops / 1e12, ".1f"),
+                ", ".join(curve),
             )
-            lines.append(
-                (
-                    name,
-                    f"{own[0]['parameters']['draft'] / 1000:,.0f}",
-                    number(cost, ".2f"),
-                    number(training["tokens_per_second"], ",.0f"),
-                    number(seen["learning_rate"], "g"),
-                    number(seen["labels"] and seen["labels"] / 1e6, ".2f"),
-                    number(seen["flops"] and seen["flops"] / 1e12, ".1f"),
-                    ", ".join(curve),
-                )
-            )
+        )
     return f"\n\n{table(COSTS, lines)}" if lines else ""
