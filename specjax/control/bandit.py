@@ -60,9 +60,7 @@ class Keys(declare.Keys, owner="bandit's "):
         "the profile, or 8",
     )
     draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
-    verify: float | None = costs_lib.cost_key(
-        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
-    )
+    verify: float | None = costs_lib.verify_key(costs_lib.LEVELS)
     width: float = key(0.2, "how much is explored", above=0, most=1)
 
 

@@ -84,17 +84,13 @@ class Keys(declare.Keys, owner="budget's "):
         least=1,
     )
     draft: float | None = costs_lib.cost_key("drafting one level", costs_lib.DRAFT)
-    verify: float | None = costs_lib.cost_key(
-        "verifying one more node", costs_lib.VERIFY[costs_lib.NODES]
-    )
+    verify: float | None = costs_lib.verify_key(costs_lib.NODES)
     weight: float = key(4.0, "of the draft's probabilities, in tested nodes of a class", above=0)
     memory: float = share(0.95, "how much a round counts against the next one")
     patience: float = key(
         4.0, "what drafts may lose before they stop, in rounds without a draft", least=0
     )
-    explore: float = share(
-        0.01, "the share of the time that is spent on trials while nothing is drafted"
-    )
+    explore: float = share(0.01, costs_lib.EXPLORE)
 
 
 class Setup(NamedTuple):

@@ -53,9 +53,7 @@ class Keys(declare.Keys, owner="calibrated's "):
     )
     most: int | None = key(None, "the longest draft; None: that of the profile, or 16")
     draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
-    verify: float | None = costs_lib.cost_key(
-        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
-    )
+    verify: float | None = costs_lib.verify_key(costs_lib.LEVELS)
 
 
 @declare.method(Keys)

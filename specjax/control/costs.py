@@ -23,6 +23,7 @@ SCHEMA = 4
 MAKE = "mode bench writes one into profiles/ of its workdir"
 # What the key of a controller is.
 PROFILE = "a file that mode bench wrote into profiles/ of its workdir"
+EXPLORE = "the share of the time that is spent on trials while nothing is drafted"
 # Draft lengths to choose from, where no profile names them.
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 # What the "lengths" of a profile are: levels of drafts, or nodes of trees.
@@ -266,6 +267,12 @@ def cost_key(what: str, default: float) -> Any:
     """A key of a controller: what stands for measured times."""
     words = f"what {what} costs, in rounds without a draft, if there is no profile"
     return key(None, f"{words}; None: {default:g}")
+
+
+def verify_key(unit: str) -> Any:
+    """The key ``verify`` of a controller that counts in this unit."""
+    what = {LEVELS: "token", NODES: "node"}[unit]
+    return cost_key(f"verifying one more {what}", VERIFY[unit])
 
 
 def _within(costs: Costs, most: int | None, acceptance: float | None) -> Costs:

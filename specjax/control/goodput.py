@@ -99,9 +99,7 @@ class Keys(declare.Keys, owner="goodput's "):
     profile: str = key("", f'{costs_lib.PROFILE}; "": the next keys')
     most: int | None = key(None, "the longest draft; None: that of the profile, or 8")
     draft: float | None = costs_lib.cost_key("drafting one more token", costs_lib.DRAFT)
-    verify: float | None = costs_lib.cost_key(
-        "verifying one more token", costs_lib.VERIFY[costs_lib.LEVELS]
-    )
+    verify: float | None = costs_lib.verify_key(costs_lib.LEVELS)
     acceptance: float | None = key(
         None,
         "the share of tokens that is accepted if those before were, as first assumed; None: that "
@@ -113,9 +111,7 @@ class Keys(declare.Keys, owner="goodput's "):
         above=0,
     )
     memory: float = share(0.95, "how much a tested token counts against the next one")
-    explore: float = share(
-        0.01, "the share of the time that is spent on trials while nothing is drafted"
-    )
+    explore: float = share(0.01, costs_lib.EXPLORE)
     rows: str = key(
         "closed",
         '"closed" (the loop ends with its slowest row) or "open" (finished rows are replaced)',

@@ -139,7 +139,7 @@ class Attention(nnx.Module):
         """
         batch, size, _ = x.shape
         split = [self._split(kind, x) for kind in "qkv"]
-        q, k, v = (self._placed(*each, angle) for each in zip("qkv", split, strict=True))
+        q, k, v = (self.placed(*each, angle) for each in zip("qkv", split, strict=True))
         group = self.heads // self.kv_heads
         # [B,T,K*G,D] -> [B,K,G*T,D]: one matrix product per key head for all queries of its group.
         q = q.reshape(batch, size, self.kv_heads, group, self.width).transpose(0, 2, 3, 1, 4)
@@ -158,7 +158,7 @@ class Attention(nnx.Module):
 
         ``angle`` is that of ``__call__``.
         """
-        return self._placed(kind, self._split(kind, x), angle)
+        return self.placed(kind, self._split(kind, x), angle)
 
     def _split(self, kind: str, x: jax.Array) -> jax.Array:
         """[B,T,heads,D]: the linear map, after the norm of all heads together if there is one."""
@@ -167,7 +167,7 @@ class Attention(nnx.Module):
             made = getattr(self, f"{kind}_norm")(made)
         return made.reshape(*x.shape[:2], -1, self.width)
 
-    def _placed(self, kind: str, heads: jax.Array, angle: jax.Array | None) -> jax.Array:
+    def placed(self, kind: str, heads: jax.Array, angle: jax.Array | None) -> jax.Array:
         """The heads after the norm of each, rotated to their positions."""
         if kind != "v" and self.qk_norm == "head":
             heads = getattr(self, f"{kind}_norm")(heads)

@@ -24,9 +24,7 @@ ROUNDS, NEW = 8, 16
 CLOSE = 1e-4
 
 
-def state_follows_text(
-    drafter: Drafter, target: LM, params: ModelParams, rule: str | None = None
-) -> Finding:
+def state_follows_text(drafter: Drafter, target: LM, params: ModelParams) -> Finding:
     """After every round, ``propose`` gives what it gives after a fresh prefill of the same text.
 
     The drafts have the same nodes and tokens from the same keys, and probs within 1e-4. A token
@@ -40,7 +38,7 @@ def state_follows_text(
     state = _prefilled(drafter, target, params)
     if not jax.tree.leaves(state.draft) and not drafter.history:
         return Finding(name, True, "it has no state")
-    chosen = accept.load(rule or ("chain" if drafter.siblings == "chain" else "recursive"))
+    chosen = accept.load("chain" if drafter.siblings == "chain" else "recursive")
     play = jax.jit(lambda state: step.speculative_step(target, drafter, chosen, params, state))
     compare = jax.jit(lambda state, fresh: _compare(drafter, params, state, fresh))
     worst, wrong, nodes = 0.0, [], 0

@@ -19,7 +19,6 @@ from specjax import decode, rng, sampling, sharding
 from specjax.bench import methods, metrics, passes
 from specjax.bench.methods import MethodChoice
 from specjax.drafters import none
-from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train.update import Rewrite
 from specjax.types import LM, Batch, ModelParams
@@ -116,16 +115,11 @@ def rewriter(
     Of a row of an encoder-decoder model the source and its start token stay, whatever ``prompt``
     is, and one of ``eos_id`` ends the writing.
 
-    On-policy distillation: DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649). The
-    returned function raises UserError if ``prompt`` is not in 1..T.
+    On-policy distillation: DistillSpec (2310.08461), algorithm 1, and GKD (2306.13649).
     """
 
     def rewrite(params, target_params, batch, key):
         rows, width = batch.tokens.shape
-        if model.encoder is None and not 0 < prompt < width:
-            raise UserError(
-                f"config.data.on_policy_prompt is {prompt}; it must be in 1..config.train.length"
-            )
         pick, noise = jax.random.split(key)
         chosen = jax.random.bernoulli(pick, share, (rows,))
         text, start, ends = batch.tokens[:, :prompt], jnp.full((rows,), prompt, jnp.int32), None

@@ -30,7 +30,6 @@ from specjax.drafters.heads import _prefix
 from specjax.drafters.heads.block import _corrections as corrections
 from specjax.drafters.heads.block._corrections import BlockShape
 from specjax.drafters.heads.eagle._network import embed
-from specjax.models import rope
 from specjax.models.attention import Past, past, rope_angle, stored
 from specjax.models.layers import Linear, Module, Norm, at_least, linear_options
 from specjax.models.transformer import Block
@@ -104,11 +103,7 @@ class _Layer(Block):
         maps = (self.context_k, self.context_v) if hasattr(self, "context_k") else (own.k, own.v)
         shape = (*context.shape[:2], own.kv_heads, own.width)
         k, v = (to(context).reshape(shape) for to in maps)
-        if own.qk_norm == "head":
-            k = own.k_norm(k)
-        if angle is None or own.rope is None:
-            return k, v
-        return rope.rotate(k, angle, own.rope), v
+        return own.placed("k", k, angle), v
 
 
 class BlockNet(nnx.Module):
