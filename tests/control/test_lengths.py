@@ -506,9 +506,9 @@ def test_bandit_finds_the_best_arm(policy):
 
 @pytest.mark.fast
 def test_bandit_counts_the_time_of_the_longest_draft():
-    """A round takes what its longest draft takes, in all rows; finished rows change nothing."""
+    """A round takes what its longest draft takes, in all rows; a row without tokens learns none."""
     own = control.load("bandit", most=2, draft=1.0, verify=0.0)
-    start = own.init(context(3))
+    start = own.init(context(3)).replace(arm=jnp.asarray([2, 0, 2]))
     state = played(own, start, [2, 0, 2], [1, 0, 1], [True, True, False])
     gain = np.asarray(state.score).sum(-1)
     # Times are 1, 2, 3 for 0, 1, 2 tokens; the highest gain of any length is 1.
