@@ -1,4 +1,4 @@
-"""Datastores: texts for looking up the next tokens. Host side: build, append, save, load.
+"""Datastores: texts for looking up the next tokens. Host side: build, save, load.
 
 A store is one flat array of documents, each followed by -1, and its suffix array: all positions of
 the store, sorted by the ``reach`` tokens that begin there. So all occurrences of a phrase are
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax import checks
 from specjax.data import array_files, jsonl, recordings
 from specjax.errors import UserError
 from specjax.types import LM
@@ -60,28 +59,11 @@ def build(documents: Sequence[Sequence[int]], reach: int = REACH) -> Store:
     return Store(tokens, suffix_array(tokens, reach), reach)
 
 
-def empty(capacity: int, reach: int = REACH) -> Store:
-    """A store of ``capacity`` positions without text, for ``append``. Raises UserError."""
-    checks.whole("capacity", capacity, 2)
-    checks.whole("reach", reach, 1)
-    return Store(np.full(capacity, SEPARATOR, np.int32), np.arange(capacity, dtype=np.int32), reach)
-
-
-def append(store: Store, documents: Sequence[Sequence[int]], capacity: int) -> Store:
-    """The store with further documents, in exactly ``capacity`` positions, padded with -1.
-
-    Whole documents are dropped, the oldest first. If the last document is longer than
-    ``capacity - 1`` tokens, its end is kept. The shapes do not change, so no program is recompiled.
-    """
-    empty(capacity, store.reach)  # raises for invalid arguments
-    tokens = recent([*split(store.tokens), *documents], capacity)
-    return Store(tokens, suffix_array(tokens, store.reach), store.reach)
-
-
 def recent(documents: Sequence[Sequence[int] | np.ndarray], capacity: int) -> np.ndarray:
     """i32[capacity]: the last documents that fit, each followed by -1; padded with -1.
 
-    See ``append``.
+    Whole documents are dropped, the oldest first. If the last document is longer than
+    ``capacity - 1`` tokens, its end is kept.
     """
     kept, room = [], capacity
     for document in reversed([_ids(d) for d in documents]):

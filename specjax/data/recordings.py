@@ -127,16 +127,14 @@ def record(
     path: str | os.PathLike,
     prompts: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
-    ids: Sequence[Any] | None = None,
     categories: Sequence[str | None] | None = None,
 ) -> None:
-    """Writes a recording for ``read``, all at once; one conversation per line.
+    """Writes a recording for ``read``, all at once; one conversation per line, with its number.
 
     Args:
         path: the file to write.
         prompts: token ids of each prompt.
         outputs: token ids of each output.
-        ids: default to 0, 1, ...
         categories: default to None.
 
     Raises UserError for lists of unequal length and empty conversations, if writing fails, and what
@@ -144,20 +142,19 @@ def record(
     """
     check_record(path)
     path, count = Path(path).expanduser(), len(prompts)
-    names = range(count) if ids is None else ids
     kinds = [None] * count if categories is None else categories
     if not all(map(len, (*prompts, *outputs))):
         raise UserError(
             "a prompt or an output is empty; a conversation has at least one token of each"
         )
-    for what, given in (("outputs", outputs), ("ids", names), ("categories", kinds)):
+    for what, given in (("outputs", outputs), ("categories", kinds)):
         if len(given) != count:
             raise UserError(
                 f"there are {count} prompts and {len(given)} {what}; give one for each prompt"
             )
     text = ""
-    for name, kind, prompt, output in zip(names, kinds, prompts, outputs, strict=True):
-        line = {"id": name, "category": kind, "prompt_ids": list(map(int, prompt))}
+    for number, (kind, prompt, output) in enumerate(zip(kinds, prompts, outputs, strict=True)):
+        line = {"id": number, "category": kind, "prompt_ids": list(map(int, prompt))}
         text += json.dumps(line | {"output_ids": list(map(int, output))}) + "\n"
     with on_disk(f"config.record: {path} cannot be written", "make room, or name another"):
         files.write_text(path, text)

@@ -128,26 +128,24 @@ def test_follow_stops_at_the_end_of_the_document():
     ]
 
 
-def test_append_evicts_whole_documents_oldest_first():
-    store, capacity, model = datastore.empty(20, 4), 20, []
-    assert datastore.split(store.tokens) == []
+def test_whole_documents_are_evicted_oldest_first():
+    tokens, capacity, model = np.full(20, -1, np.int32), 20, []
+    assert datastore.split(tokens) == []
     for seed in range(12):
         new = documents(seed, 2, 12)
-        store = datastore.append(store, new, capacity)
+        tokens = datastore.recent([*datastore.split(tokens), *new], capacity)
         model = [d for d in [*model, *new] if d]
         while sum(len(d) + 1 for d in model) > capacity:
             model = model[1:]
-        assert [d.tolist() for d in datastore.split(store.tokens)] == model
+        assert [d.tolist() for d in datastore.split(tokens)] == model
         fresh = datastore.build(model, 4)
-        assert (
-            len(store.tokens) == capacity
-            and store.tokens[: len(fresh.tokens)].tolist() == fresh.tokens.tolist()
-        )
-        assert store.order.tolist() == datastore.suffix_array(store.tokens, 4).tolist()
-        places = store.order[store.tokens[store.order] >= 0]  # padding sorts before all text
+        assert len(tokens) == capacity
+        assert tokens[: len(fresh.tokens)].tolist() == fresh.tokens.tolist()
+        order = datastore.suffix_array(tokens, 4)
+        places = order[tokens[order] >= 0]  # padding sorts before all text
         assert places.tolist() == fresh.order[fresh.tokens[fresh.order] >= 0].tolist()
-    long = datastore.append(store, [[1], list(range(50))], capacity)
-    assert [d.tolist() for d in datastore.split(long.tokens)] == [list(range(31, 50))]  # its end
+    long = datastore.recent([*datastore.split(tokens), [1], list(range(50))], capacity)
+    assert [d.tolist() for d in datastore.split(long)] == [list(range(31, 50))]  # its end
 
 
 def test_saved_stores_load_unchanged(tmp_path):
@@ -212,5 +210,3 @@ def test_wrong_stores_give_one_clear_line(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             datastore.build(*given)
-    with pytest.raises(UserError, match="capacity is 1"):
-        datastore.empty(1)
