@@ -73,7 +73,7 @@ def _compared(weight: Any) -> float:
     if not isinstance(weight, dict):
         return float(weight)
     depths = [count for name, count in weight.items() if re.fullmatch(r"agreement_\d+", name)]
-    return float(sum(depths) if depths else weight["loss"])
+    return float(sum(depths) if depths else weight.get("loss", max(weight.values(), default=0)))
 
 
 def _average(records: Sequence[dict], name: str, values: Sequence[Any]) -> float:

@@ -310,6 +310,8 @@ def test_labels_are_the_predictions_of_all_depths():
     joint = {"loss": 1.0, "language": 6.0, "heads": 5.0}
     assert evaluate.labels([{"weight": joint}]) == {"labels": 1.0}
     assert evaluate.labels([{"loss": 1.0}]) == {}
+    # A loss of a user's own may name its metrics alone.
+    assert evaluate.labels([{"weight": {"seen": 3.0}}]) == {"labels": 3.0}
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -118,7 +118,12 @@ def make(target: LM, keys: Keys) -> Drafter:
         taps=_stages.taps(stages),
         history=keys.least > 0 or any(stage.history for stage in stages),
         constant_cost=False,
-        rare=Rare(learn=learn, check_rows=check_rows, lengths=_lengths(stages)),
+        rare=Rare(
+            learn=learn,
+            check_rows=check_rows,
+            lengths=_lengths(stages),
+            verdicts=any(stage.rare.verdicts for stage in stages),
+        ),
     )
 
 
