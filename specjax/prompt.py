@@ -36,7 +36,7 @@ def pack_prompts(
     """Right-pads token lists: (i32[B,P], lengths i32[B]).
 
     Raises:
-        UserError: an empty batch, an empty prompt, or a prompt longer than ``width``.
+        UserError: an empty batch, an empty prompt, one longer than ``width``, or no token.
     """
     if not prompts:
         raise UserError("there is no prompt; give at least one")
@@ -49,6 +49,8 @@ def pack_prompts(
         raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
     packed = np.full((len(prompts), width), -1, np.int32)
     for row, ids in enumerate(prompts):
+        if abs(wrong := max(ids, key=abs)) > np.iinfo(np.int32).max:
+            raise UserError(f"prompt {row} has the token id {wrong}, which is no int32")
         packed[row, : len(ids)] = ids
     return jnp.asarray(packed), jnp.asarray(sizes, jnp.int32)
 

@@ -526,6 +526,9 @@ def test_real_model_with_controllers(target, tmp_path, monkeypatch):
         real_model_study.main([*argv, f"--workdir={folder}/x", "--methods=none gamma=2 x"])
 
 
+HEAD_FORMS = {"chain", "drawn chain", "tree"}
+
+
 @pytest.mark.slow
 def test_chat_head(target, tmp_path):
     """Two parts of data, then a third one; the second head starts from the first."""
@@ -552,9 +555,17 @@ def test_chat_head(target, tmp_path):
     assert [len(found[name]["parts"]) for name in ("first", "second")] == [2, 3]
     for each in found.values():
         assert each["curve"][-1]["decoded_tau_t0"] >= 1
-        assert {row["method"] for row in each["bench"]} == {"chain", "drawn chain", "tree"}
+        assert {row["method"] for row in each["bench"]} == {*HEAD_FORMS, "prompt_lookup"}
         assert all(row["lossless"]["passed"] for row in each["bench"] if not row["temperature"])
     assert "second" in chat_head_study.tables(found)
+    # A head that is there.
+    argv = [each for each in argv if not each.startswith("--questions")]
+    chat_head_study.main([*argv, "--name=again", f"--head={tmp_path}/run/head3"])
+    again = json.loads(out.read_text())["again"]
+    assert not again["parts"] and not again["curve"]
+    assert [row["block_efficiency"] for row in again["bench"]] == [
+        row["block_efficiency"] for row in found["second"]["bench"]
+    ]
 
 
 @pytest.mark.fast

@@ -238,6 +238,19 @@ def test_wrong_grammars_are_one_line(message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("moves", "ends", "message"),
+    [
+        ([[2, -1]], [1], "must have a row for each state"),
+        ([1, -1], [1], "must have a row for each state"),
+        ([[0, -1]], [2], "ids that end a text are [2] of 2 tokens"),
+    ],
+)
+def test_wrong_tables_are_one_line(moves, ends, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        grammar.of_table(np.array(moves), 0, (0,), ends)
+
+
 def test_a_target_with_another_vocabulary(stories):
     how = sampling.make_sampling(1, grammar=TINY, vocab_size=4)
     given = (stories.lm, drafters.make("none", stories.lm), ModelParams(stories.params))

@@ -12,7 +12,8 @@ head learns from all of them; --init=WORKDIR starts it from an earlier head. No 
 there is not answered again: assets/answers has those of SmolLM2-135M-Instruct to the questions of
 ``questions.py`` (--keep=assets/answers --part=400).
 ``chat_head.json`` beside this file gets the curve of held-out tau and the rows of the bench, by
---name. On a GPU: larger --batch and --rows.
+--name. --head=DIR measures a head that is there, without training. On a GPU: larger --batch and
+--rows.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import lzma
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.common import BENCH_TIMES, checked, options, record, start, without_folder
-from experiments.tables import Column, number, of_rows, source, table
+from experiments.tables import number, source, table
 from experiments.trained_drafters.measuring import bench_config
 from experiments.trained_drafters.training import CONFIGS, run_config
 from specjax import drafters
@@ -43,13 +44,6 @@ KEPT = (
     *("acceptance_by_depth", "speedup", "speedup_interval", "lossless"),
 )
 CURVE = (("loss", ".3f"), ("decoded_tau_t0", ".2f"), ("decoded_tau_t1", ".2f"))
-COLUMNS = (
-    Column("method", "method"),
-    Column("T", "temperature", "g"),
-    Column("batch", "batch_size"),
-    Column("tau", "block_efficiency", ".2f"),
-    Column("speed-up", "speedup", ".2f", "x"),
-)
 
 
 def answers(args: argparse.Namespace, part: int) -> Path:
@@ -187,6 +181,7 @@ def bench(args: argparse.Namespace, head: Path) -> list[dict[str, Any]]:
         "chain": chain,
         "drawn chain": {**chain, "siblings": "iid"},
         "tree": {**keys, "tree": "dynamic"},
+        "prompt_lookup": {"name": "prompt_lookup", "gamma": 4, "accept": ""},
     }
     config = args.workdir / "bench.py"
     config.write_text(bench_config(forms), encoding="utf-8")
@@ -215,9 +210,23 @@ def tables(results: dict) -> str:
             for each in found["curve"]
         ]
         heads = ("rows seen", "held-out loss", "tau, T = 0", "tau, T = 1")
-        bench = [row for row in found["bench"] if row["category"] is None]
-        parts += [f"{name}\n\n{source(found)}", table(heads, rows), of_rows(bench, COLUMNS)]
+        parts += [f"**{name}**\n\n{source(found)}"]
+        parts += [table(heads, rows)] * bool(rows)
+        parts += [by_task(found["bench"])]
     return "\n\n".join(parts)
+
+
+def by_task(rows: Sequence[Mapping[str, Any]]) -> str:
+    """tau and speed-up of all questions and of each task."""
+    tasks = list(dict.fromkeys(row["category"] for row in rows))
+    lines: dict[tuple[str, str], dict[str | None, str]] = {}
+    for row in rows:
+        cells = (number(row["block_efficiency"], ".2f"), number(row["speedup"], ".2f", "x"))
+        own = lines.setdefault((row["method"], f"{row['temperature']:g}"), {})
+        own[row["category"]] = ", ".join(filter(None, cells))
+    heads = ("all" if task is None else task.replace("_", " ") for task in tasks)
+    cells = [(*label, *(own.get(task, "") for task in tasks)) for label, own in lines.items()]
+    return table(("method", "T", *heads), cells)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -226,7 +235,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.set_defaults(out=Path(__file__).with_name("chat_head.json"))
     add = parser.add_argument
     add("--target", required=True)
-    add("--questions", required=True, help="to answer, in Spec-Bench's format")
+    add("--questions", help="to answer, in Spec-Bench's format")
+    add("--head", type=Path, help="measure this head; nothing is trained")
     add("--bench", required=True, help="questions of the bench")
     add("--workdir", type=Path, required=True)
     add("--name", default="EAGLE-3", help="of the results")
@@ -250,6 +260,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--bench-tokens", type=int, default=128)
     add("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
+    if (args.head is None) == (args.questions is None):
+        parser.error("give --questions, or --head for a head that is there")
     # One of twenty prompts is held out.
     args.examined = args.examined or max(1, min(32, args.part // 25))
     args.workdir.mkdir(parents=True, exist_ok=True)
@@ -261,13 +273,13 @@ def main(argv: Sequence[str]) -> None:
     """Entry point."""
     args = parse(argv)
     try:
-        parts = stored(args)
-        head = train(args, parts)
+        parts = [] if args.head else stored(args)
+        head = args.head or train(args, parts)
         stopwatch = start(args)
         found = {
             **record(__file__, [without_folder(each) for each in argv], stopwatch),
             "parts": [json.loads((part / "summary.json").read_text()) for part in parts],
-            "curve": curve(args, head),
+            "curve": [] if args.head else curve(args, head),
             "bench": bench(args, head),
         }
     except UserError as error:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from experiments.tables import by_temperature, number, source, table
+from experiments.trained_drafters import chat_head
 
 # Before the seed, or the learning rate, in the name of a study that repeats another.
 SEED, RATE = ", seed ", ", rate "
@@ -39,6 +43,8 @@ def tables(results: dict) -> str:
                 f"{max(apart):.1%} apart for {len(apart)} drafters."
             )
         texts.append(text)
+    heads = Path(__file__).with_name("chat_head.json")
+    texts.append(chat_head.tables(json.loads(heads.read_text(encoding="utf-8"))))
     return "\n\n".join(texts)
 
 

@@ -148,7 +148,7 @@ def fold(drafter: Drafter, rule: Accept) -> tuple[LM, Drafter, Accept]:
         whole=True,
         probs=None,
         training=None,
-        rare=drafter.rare._replace(learn=None),
+        rare=drafter.rare._replace(learn=None, rest=None),
     )
 
     def sampled(keys: RowKeys, draft: Draft, probs: jax.Array) -> Verdict:
@@ -271,7 +271,7 @@ def recorded_rounds(
     tokens were drafted and rejected is not recorded, so nothing is tested at any depth.
     """
     lengths, emitted, at = trace.rounds[name], [], 0
-    last = min(len(lengths), max_new_tokens or len(lengths))
+    last = min(len(lengths), max_new_tokens - 1) if max_new_tokens else len(lengths)
     while at < last:
         emitted.append(min(lengths[at], gamma + 1, last - at))
         at += emitted[-1]

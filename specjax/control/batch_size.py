@@ -86,4 +86,6 @@ def _limit(table: tuple[tuple[int, int], ...], state: State) -> Array:
 
 
 def _update(state: State, draft: Draft, verdict: Verdict) -> State:
-    return state.replace(live=verdict.count > 0)
+    live = verdict.count > 0
+    # In a round that another drafter wrote in all rows no row has a token of this one.
+    return state.replace(live=jnp.where(live.any(), live, state.live))

@@ -18,6 +18,7 @@ from specjax.drafters import pairs
 from specjax.drafters.files import probe
 from specjax.errors import UserError
 from specjax.models import hf, hf_tokenizer
+from specjax.models.token_bytes import TokenBytes
 from specjax.types import LM, DecodeState, Drafter, Params
 
 # What a method is: the name of a drafter, its name and keys, or a ready-made one.
@@ -69,7 +70,9 @@ class Model:
         if wrong := [token for token in eos_ids if not 0 <= token < lm.vocab_size]:
             raise UserError(f"eos_ids has {wrong[0]}, and the tokens are 0..{lm.vocab_size - 1}")
         if tokenizer is not None and lm.vocabulary is None:
-            lm = lm._replace(vocabulary=hf_tokenizer.fingerprint(tokenizer))
+            name = hf_tokenizer.fingerprint(tokenizer)
+            spelled = TokenBytes(name, tokenizer, None, tuple(eos_ids))
+            lm = lm._replace(vocabulary=name, token_bytes=lm.token_bytes or spelled)
         return cls(hf.Loaded(lm, params, None, tokenizer, ""), eos_ids=eos_ids)
 
     @property

@@ -212,8 +212,10 @@ def _run(
     _check_settings(settings)
     if drafter == auto.AUTO or (drafter is None and not accept):
         draft = "" if model.draft is None else model.draft.directory
-        dtype = layers.dtype_of(model.params).name
-        kept = auto.known(model.target.directory, draft, rows, temperature > 0, dtype)
+        where, kept = model.target.directory, None
+        if where:
+            dtype = layers.dtype_of(model.params).name
+            kept = auto.known(where, draft, rows, temperature > 0, dtype)
         # Without a name, a draft model that was not measured drafts as before.
         if kept is not None and (drafter is not None or bool(kept.draft) == bool(draft)):
             drafter, accept = kept.drafter, accept or kept.accept

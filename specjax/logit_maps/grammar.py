@@ -82,9 +82,12 @@ def of_table(
         tokens: the bytes of each token; None: only single tokens are forced.
 
     Raises:
-        UserError: no ids that end a text, or no way from the start to a final state.
+        UserError: no ids that end a text, a state or an id that is none, or no way from the start
+            to a final state.
     """
     table = np.asarray(table)
+    if table.ndim != 2 or table.max(initial=-1) >= len(table):
+        raise UserError("a grammar's table must have a row for each state, of states or -1")
     moves = [(ids := np.flatnonzero(row >= 0), row[ids]) for row in table]
     return _of_moves(moves, table.shape[1], start, set(final), ends, tokens)
 
@@ -101,6 +104,8 @@ def _of_moves(
     ids = np.asarray(ends, np.int64).ravel()
     if not len(ids):
         raise UserError("a grammar needs ids that end a text, and the model names none")
+    if not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise UserError(f"ids that end a text are {ids.tolist()} of {vocab_size} tokens")
     if not all(0 <= each < len(moves) for each in (start, *final)):
         raise UserError(f"a grammar of {len(moves)} states has no state {max(start, *final)}")
 

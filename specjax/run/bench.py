@@ -153,7 +153,7 @@ def _keep(shared: cells.Bench, target: hf.Loaded, measured: cells.Results, workd
         texts = [each.text for each in _kept(shared.settings, target, measured, workdir)]
     except UserError as error:
         texts = [f"nothing: {error}"]
-    for text in texts or ["nothing: all are lossy, warm or nested"]:
+    for text in texts or ["nothing: all are lossy, warm or nested, or have keys of a rule"]:
         shared.console.print(Text(f"kept for drafter.name=auto: {text}"))
 
 
@@ -163,12 +163,12 @@ def _kept(
     """Keeps the fastest method of each number of rows and kind of sampling.
 
     Several sets of prompts and temperatures count by the geometric mean of their speed-ups. Lossy
-    methods, warm ones, and drafters with drafters in them are not kept.
+    methods, warm ones, rules with keys, and drafters with drafters in them are not kept.
     """
     speeds: dict[tuple[int, bool], dict[str, list[float]]] = {}
     for row in measured.rows:
         sampled, choice = row["temperature"] > 0, settings.methods.get(row["method"])
-        if choice is None or choice.warm or choice.drafter.get("drafters"):
+        if choice is None or choice.warm or choice.rule_keys or choice.drafter.get("drafters"):
             continue
         if row["category"] is None and is_lossless(row["class"], sampled):
             own = speeds.setdefault((row["batch_size"], sampled), {})

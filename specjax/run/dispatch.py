@@ -148,7 +148,8 @@ def _take_kept(config: Config) -> None:
     chosen: dict[str, Any] = {"name": drafters.PLAIN, "model": None}
     text = f"plain decoding; nothing was measured in batches of {rows}, see configs/auto.py"
     if kept is not None:
-        text, chosen = kept.text, {"model": draft if kept.draft else None} | kept.drafter
+        named = auto.needs_model(kept.drafter["name"])
+        text, chosen = kept.text, {"model": draft if named else None} | kept.drafter
         config.accept = config.accept or kept.accept
     with keys.unlocked():  # a drafter of one's own has other keys
         keys.update(chosen)

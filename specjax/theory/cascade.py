@@ -52,22 +52,6 @@ def vertical_improvement(
     return tokens / (1 + n * middle + n * k * smallest)
 
 
-def inner_rounds(inner_alpha: float, gamma: int, inner_gamma: int) -> float:
-    """The expected number of inner rounds until ``gamma`` tokens are written.
-
-    Each round writes as many tokens as a chain of ``inner_gamma`` with acceptance ``inner_alpha``;
-    tokens beyond ``gamma`` are dropped. With N(g) rounds for g tokens, N(g) = 1 + sum_t P(T = t)
-    N(g - t), and N = 0 for g <= 0.
-    """
-    alpha = checks.one_rate("inner_alpha", inner_alpha)
-    gamma, k = checks.count("gamma", gamma), checks.count("inner_gamma", inner_gamma)
-    chance = [alpha ** (t - 1) * (1 - alpha if t <= k else 1) for t in range(1, k + 2)]
-    rounds = [0.0]
-    for size in range(1, gamma + 1):
-        rounds.append(1 + sum(p * rounds[max(size - t, 0)] for t, p in enumerate(chance, 1)))
-    return rounds[-1]
-
-
 def horizontal_improvement(
     alphas: Sequence[float], lengths: Sequence[int], costs: Sequence[float]
 ) -> float:

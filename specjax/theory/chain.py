@@ -241,23 +241,6 @@ def _measured(verify: Mapping[int, float] | Sequence[float]) -> dict[int, float]
     return dict(sorted({1: 1.0, **times}.items()))
 
 
-def improvement_possible(alpha: float, c: float) -> bool:
-    """Whether some gamma gives a speed-up if verification costs one step: exactly if alpha > c.
-
-    Corollary 3.9.
-    """
-    return checks.one_rate("alpha", alpha) > checks.cost("c", c)
-
-
-def guaranteed_improvement(alpha: Number, c: float) -> Number:
-    """A lower bound of the best speed-up: (1 + alpha) / (1 + c), that of gamma 1, or 1.
-
-    Corollary 3.9.
-    """
-    rate, c = checks.rate("alpha", alpha), checks.cost("c", c)
-    return _like(alpha, np.maximum((1 + rate) / (1 + c), 1.0))
-
-
 def optimal_gamma(
     alpha: float, c: float, limit: int = 256, verify: Verify | None = None
 ) -> tuple[int, float]:

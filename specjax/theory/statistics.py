@@ -6,19 +6,17 @@ import jax
 import numpy as np
 
 
-def chi_square(
-    counts: np.ndarray, probs: np.ndarray, *, least: float = 5.0
-) -> tuple[float, int, float]:
+def chi_square(counts: np.ndarray, probs: np.ndarray) -> tuple[float, int, float]:
     """Pearson's test of observed counts: (statistic, degrees of freedom, p-value).
 
-    Cells with an expected count below ``least`` are pooled. An observation where the probability is
+    Cells with an expected count below 5 are pooled. An observation where the probability is
     0 gives p = 0.
     """
     counts, probs = (np.asarray(x, np.float64).ravel() for x in (counts, probs))
     if counts[probs <= 0].sum() > 0:
         return float("inf"), 1, 0.0
     expected = probs / probs.sum() * counts.sum()
-    small = expected < least
+    small = expected < 5
     pooled_counts = np.append(counts[~small], counts[small].sum())
     pooled = np.append(expected[~small], expected[small].sum())
     keep = pooled > 0

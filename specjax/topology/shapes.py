@@ -239,7 +239,7 @@ if TYPE_CHECKING:
     from specjax.types import Array
 
 
-def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Array]:
+def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array]:
     """The trie of K sequences per row, on the device.
 
     For deterministic candidates only: merging siblings that were *sampled* independently changes
@@ -253,7 +253,6 @@ def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Arr
         tokens: i32[B,K*L].
         parents: i32[B,K*L], topologically ordered. They always point at a kept node.
         kept: bool[B,K*L]. The first sequence with a given prefix keeps its node; later ones do not.
-        counts: i32[B,K*L], sequences through each node, 0 where it is not kept.
     """
     import jax.numpy as jnp
 
@@ -265,7 +264,6 @@ def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Arr
     same = jnp.cumprod(same, axis=-1).astype(bool)
     first = jnp.argmax(same, axis=2).astype(jnp.int32)  # [b,i,d] the earliest sequence that agrees
     kept = alive & (first == jnp.arange(k)[:, None])
-    counts = jnp.where(kept, same.sum(axis=2), 0).astype(jnp.int32)
     parents = first[..., :-1] + k * jnp.arange(length - 1, dtype=jnp.int32)
     roots = jnp.full((batch, k, 1), -1, jnp.int32)
     parents = jnp.concatenate([roots, parents], axis=-1)[..., :length]
@@ -273,4 +271,4 @@ def merge_batched(tokens: Array, valid: Array) -> tuple[Array, Array, Array, Arr
     def breadth_first(x: Array) -> Array:
         return x.swapaxes(1, 2).reshape(batch, length * k)
 
-    return breadth_first(tokens), breadth_first(parents), breadth_first(kept), breadth_first(counts)
+    return breadth_first(tokens), breadth_first(parents), breadth_first(kept)

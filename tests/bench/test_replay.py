@@ -128,6 +128,21 @@ def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
     assert total.tokens == 4 * NEW and total.accepted > 6
 
 
+@pytest.mark.parametrize("name", ["heuristic", "bandit", "batch_size:2:3/64:1"])
+def test_a_replay_with_a_controller_that_rests_has_the_counts_of_the_decoding(name, record):
+    target, rule = replay.recorded(cases.VOCAB), accept.load("chain")
+    drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2, control=name)
+    params = ModelParams(jnp.asarray(record), {})
+    pairs = zip(PROMPTS, record, strict=True)
+    texts = [Trace(prompt, text[len(prompt) :].tolist(), "") for prompt, text in pairs]
+    method = Method(name, drafter, rule, params)
+    replayed = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
+    decoded = counts_of_a_loop(target, drafter, rule, params, record)
+    for mine, own in zip(decoded, replayed, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, mine._replace(verified=None), own)
+    assert metrics.total(replayed).accepted > 0
+
+
 def counts_of_a_loop(target, drafter, rule, params, record):
     """The counts of every row of greedy decoding, whose text must be the recorded one."""
     # A greedy loop does not use the rule for draws; without it less is compiled.

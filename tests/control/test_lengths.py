@@ -141,6 +141,9 @@ def test_batch_size_as_in_vllm():
         state = own.init(context(rows))
         state = played(own, state, [1] * rows, [1] * rows, [bool(x) for x in live])
         assert own.limit(state).tolist() == [length] * rows, live
+        # In a round of another drafter no row has a token of this one.
+        other = played(own, state, [0] * rows, [0] * rows, [False] * rows)
+        assert own.limit(other).tolist() == [length] * rows, live
 
 
 @pytest.mark.fast

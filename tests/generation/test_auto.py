@@ -392,6 +392,15 @@ def test_auto_has_no_keys_and_is_not_measured(cli, target, config, args, message
     assert status == 2 and message in err and len(err.splitlines()) == 1 and not workdir.exists()
 
 
+def test_auto_takes_a_lookup_that_was_faster_than_the_draft_model(cli, target):
+    slow = {"name": "draft_model", "gamma": 2, "model": str(target)}
+    auto.keep(target, 1, False, [tried(1.5), tried(1.2, slow, "chain")])
+    args = [GENERATE, f"--config.target={target}", "--config.prompt=def"]
+    args += ["--config.drafter.name=auto", f"--config.drafter.model={target}"]
+    status, out, err, _ = cli(*args, "--config.max_new_tokens=4")
+    assert (status, err) == (0, "") and "auto: prompt_lookup (in batches of 1" in out
+
+
 @pytest.mark.fast
 def test_drafters_of_drafters_are_not_kept(model):
     """What is kept has one draft model, or none."""

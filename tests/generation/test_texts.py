@@ -366,6 +366,13 @@ def test_a_model_that_is_in_memory(model):
     prompts, ids = ["Once upon a time", "Tom"], [[1, 5, 9], [1]]
     expected = sj.generate_text(model, prompts, **KEYS)
     assert sj.generate_text(own, prompts, **KEYS).completions == expected.completions
+    plain = sj.Model.from_lm(
+        model.lm._replace(token_bytes=None, vocabulary=None),
+        *(model.params, model.tokenizer, model.eos_ids),
+    )
+    forced = {"grammar": "[0-9]{1,4}", **KEYS}
+    found = sj.generate_text(plain, prompts, **forced)
+    assert found.completions == sj.generate_text(model, prompts, **forced).completions
     bare = sj.Model.from_lm(own.lm, model.params)
     found = sj.generate_text(bare, ids, ignore_eos=True, **KEYS)
     known = sj.generate_text(model, ids, ignore_eos=True, **KEYS)

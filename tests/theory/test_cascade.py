@@ -30,17 +30,6 @@ def test_vertical_cascade(alpha, inner, n, k):
     assert gain == pytest.approx(emitted.mean() / cost, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("inner", "gamma", "k"), [(0.6, 5, 3), (0.9, 4, 1), (1, 7, 2), (0.3, 3, 0)]
-)
-def test_inner_rounds_until_the_draft_is_whole(inner, gamma, k):
-    generator = np.random.default_rng(4)
-    tokens = np.stack([run_lengths(generator, inner, k, 100_000) + 1 for _ in range(gamma)], 1)
-    rounds = (np.cumsum(tokens, 1) < gamma).sum(1) + 1
-    expected = cascade.inner_rounds(inner, gamma, k)
-    assert expected == pytest.approx(rounds.mean(), rel=0.005)
-
-
 def test_vertical_cascade_near_alpha_1():
     limit = cascade.vertical_improvement(1, 0.7, 2, 3, 0.1, 0.01)
     for near in (1 - 1e-15, 1 - 1e-12, 1 - 1e-9):

@@ -177,11 +177,10 @@ def test_the_factors_of_a_loop():
 @given(rates, st.floats(0.01, 1.5))
 @few
 def test_corollary_3_9(alpha, c):
-    possible = theory.improvement_possible(alpha, c)
     gamma, gain = theory.optimal_gamma(alpha, c, limit=60)
-    assert possible == (alpha > c) and gain >= theory.guaranteed_improvement(alpha, c) - 1e-9
-    if not possible:
-        assert (gamma, gain) == (0, 1.0) == (0, theory.guaranteed_improvement(alpha, c))
+    assert (gain > 1) == (alpha > c)
+    if alpha <= c:
+        assert (gamma, gain) == (0, 1.0)
     one = theory.walltime_improvement(alpha, 1, c)
     assert one == pytest.approx((1 + alpha) / (1 + c)) and gain >= one - 1e-9
 
@@ -269,7 +268,6 @@ def test_measured_verification():
             "verify is 5.0; it must be a function, a mapping or a list",
         ),
         (lambda: theory.verify_cost({3: "2"}, 2), "verify[3] is '2'; it must be a number"),
-        (lambda: theory.improvement_possible([0.5], 0.1), "alpha has shape (1,)"),
         (lambda: theory.operations(0.5, 2, -1), "c_hat is -1"),
         (lambda: theory.speedup(2.0, 0.1, 0.0), "verify is 0; it must be positive"),
         (lambda: theory.speedup(2.0, 0.1, 1.0, math.inf), "step is inf"),

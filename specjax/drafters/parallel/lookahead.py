@@ -153,7 +153,7 @@ def _propose(settings: Keys, params, keys, context, state):
     view = jnp.where((column < window)[:, None], kept, _new_columns(settings, context))
     view = view.at[:, 0, 0].set(pending)
     grams = state.pool[jnp.arange(batch), pending]
-    tokens, parents, valid, _ = shapes.merge_batched(grams, grams >= 0)
+    tokens, parents, valid = shapes.merge_batched(grams, grams >= 0)
     guesses = view.reshape(batch, -1)[:, 1:]
     guess_parents = jnp.broadcast_to(jnp.asarray(_window_parents(settings)), guesses.shape)
     draft = Draft(

@@ -742,6 +742,11 @@ def test_errors_of_the_loss_and_of_missing_networks():
     selector = drafters.make("block_head", target, correction="selector")
     with pytest.raises(UserError, match="loss.uncorrected is 0.6, and the network has a selector"):
         selector.training.loss({}, {}, batch, None, uncorrected=0.6)
+    own = cases.random_heads("block_head", target, target_of()[1], correction="selector", mask_id=4)
+    width = target.width
+    own = own.init_params(None) | {"head": {"kernel": jnp.zeros((width, 3))}}
+    with pytest.raises(UserError, match="a selector and an LM head of 3 draft tokens"):
+        drafters.make("block_head", target, params=own, correction="selector", mask_id=4)
     with pytest.raises(UserError, match="the network has no confidence"):
         drafter.training.loss({}, {}, batch, None, confidence=1.0)
     with pytest.raises(UserError, match="loss.ce and loss.teacher are both 0"):

@@ -383,6 +383,11 @@ def _check(target: LM, given: Given, shape: BlockShape) -> None:
     check_mask(shape.mask_id, target)
     if given.params is None:
         return
+    if shape.head is not None and shape.correction == "selector":
+        raise UserError(
+            f"the {NAME} network has a selector and an LM head of {shape.head} draft tokens; a "
+            "selector is for the target's vocabulary"
+        )
     if shape.mask_id is None and "mask" not in given.params:
         raise UserError(
             f"the {NAME} network has no embedding of its masks; give mask_id, the token that it "
