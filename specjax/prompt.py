@@ -49,9 +49,10 @@ def pack_prompts(
         raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
     packed = np.full((len(prompts), width), -1, np.int32)
     for row, ids in enumerate(prompts):
-        if abs(wrong := max(ids, key=abs)) > np.iinfo(np.int32).max:
+        given = np.asarray(ids)
+        if abs(wrong := given[np.abs(given).argmax()]) > np.iinfo(np.int32).max:
             raise UserError(f"prompt {row} has the token id {wrong}, which is no int32")
-        packed[row, : len(ids)] = ids
+        packed[row, : len(ids)] = given
     return jnp.asarray(packed), jnp.asarray(sizes, jnp.int32)
 
 

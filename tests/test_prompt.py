@@ -65,7 +65,7 @@ def test_bad_prompts():
         decode.pack_prompts([])
     with pytest.raises(UserError, match="a prompt has 3 tokens and the buffer 2; make it wider"):
         decode.pack_prompts([[1, 2, 3]], 2)
-    for wrong in (10**12, -(10**12)):
+    for wrong in (10**12, -(10**12), 10**30):
         with pytest.raises(UserError, match=f"prompt 1 has the token id {wrong}, which is no int"):
             decode.pack_prompts([[1], np.array([2, wrong])])
     with pytest.raises(UserError, match="need 200 positions, and the model has 128"):
