@@ -48,11 +48,10 @@ def pack_prompts(
     if width < longest:
         raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
     packed = np.full((len(prompts), width), -1, np.int32)
-    for row, ids in enumerate(prompts):
-        given = np.asarray(ids)
-        if abs(wrong := given[np.abs(given).argmax()]) > np.iinfo(np.int32).max:
+    for row, ids in enumerate(map(np.asarray, prompts)):
+        if abs(wrong := ids[np.abs(ids).argmax()]) > np.iinfo(np.int32).max:
             raise UserError(f"prompt {row} has the token id {wrong}, which is no int32")
-        packed[row, : len(ids)] = given
+        packed[row, : len(ids)] = ids
     return jnp.asarray(packed), jnp.asarray(sizes, jnp.int32)
 
 
