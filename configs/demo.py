@@ -18,19 +18,20 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs.quickstart import ASSETS
+from configs import quickstart
 from specjax.errors import UserError
 from specjax.run.settings import decoding, drafter
 
 
 def get_config() -> ConfigDict:
     """The configuration."""
-    if not Path(ASSETS).is_dir():
+    assets = quickstart.assets()
+    if not Path(assets).is_dir():
         raise UserError("configs/demo.py needs the head in assets; run it in a checkout")
     config = decoding("bench", keep=True, max_new_tokens=96, repeats=1, show_trace=True)
     config.target = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    config.prompts = f"{ASSETS}/questions.jsonl"
-    head = {"name": "eagle3", "model": f"{ASSETS}/smollm2-135m-eagle3"}
+    config.prompts = f"{assets}/questions.jsonl"
+    head = {"name": "eagle3", "model": f"{assets}/smollm2-135m-eagle3"}
     config.grid.methods = ConfigDict(
         {
             "prompt_lookup": drafter("prompt_lookup", gamma=3),

@@ -25,20 +25,24 @@ from configs import bench, distill, pretrain
 from specjax.errors import UserError
 from specjax.run.settings import drafter
 
-ASSETS = os.path.relpath(Path(__file__).resolve().parent.parent / "assets")
+
+def assets() -> str:
+    """The directory of the shipped models, from the working directory."""
+    return os.path.relpath(Path(__file__).resolve().parent.parent / "assets")
 
 
 def get_config(models: str = "") -> ConfigDict:
     """The configuration; ``models`` is "train", or empty: the shipped ones, if they are there."""
     if models not in ("", "train"):
         raise UserError(f"configs/quickstart.py:{models} is unknown; it must be train, or left out")
-    if not models and not Path(ASSETS).is_dir():
+    shipped = assets()
+    if not models and not Path(shipped).is_dir():
         print("the shipped models are not here: models are trained first", file=sys.stderr)
-    if models or not Path(ASSETS).is_dir():
+    if models or not Path(shipped).is_dir():
         return pair()
-    config = _bench(f"{ASSETS}/draft")
-    config.target = f"{ASSETS}/target"
-    config.prompts = f"{ASSETS}/prompts.jsonl"
+    config = _bench(f"{shipped}/draft")
+    config.target = f"{shipped}/target"
+    config.prompts = f"{shipped}/prompts.jsonl"
     config.max_new_tokens = 64
     config.grid.batch_sizes = (1,)
     methods = config.grid.methods
@@ -47,7 +51,7 @@ def get_config(models: str = "") -> ConfigDict:
     methods.escalate = drafter("escalate")
     # Asked in the order of the labels.
     methods.escalate.drafters.first = drafter("prompt_lookup", gamma=5)
-    own = {"model": f"{ASSETS}/draft", "gamma": 3}
+    own = {"model": f"{shipped}/draft", "gamma": 3}
     methods.escalate.drafters.second = drafter("draft_model", **own)
     config.keep = True
     return config

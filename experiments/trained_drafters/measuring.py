@@ -59,6 +59,7 @@ def bench(args: argparse.Namespace, trained: Mapping[str, Path]) -> list[dict[st
         "prompts": args.bench or prompt_file(args),
         "repeats": args.repeats,
         "grid.temperatures": "(0.0,1.0)",
+        "grid.batch_sizes": f"({args.bench_rows},)",
         "max_new_tokens": args.new,
         "trace_prompts": 0,
         "report": False,

@@ -90,6 +90,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--own", default="", help="keys of single drafters: name: key=value key=value; name: ...")
     add("--bench", default="", help="a file of prompts to decode; empty: --prompts from the text")
     add("--prompts", type=int, default=32, help="of the bench")
+    add("--bench-rows", type=int, default=1, help="of the bench: its batch size")
     add("--repeats", type=int, default=3, help="of the bench; 0: without it")
     add("--methods", default="", help="labels to measure, separated by semicolons; empty: all")
     add("--new", type=int, default=64)
