@@ -18,10 +18,7 @@ REFERENCE = ("leviathan2023fast", "chen2023accelerating")
 
 def chain(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
-    exists = verdict.chain_nodes(draft)
-    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-    kept = coins.flip(*masses(draft, target_probs))
-    accepted = verdict.first_failure(kept & exists)
+    accepted = verdict.in_order(keys, draft, *masses(draft, target_probs))
     token = keys.draw(RESIDUAL, leftover(accepted, draft, target_probs))
     return verdict.prefix(draft, accepted, token)
 

@@ -61,11 +61,8 @@ def _rule(lenience: float | jax.Array, upper: float) -> Accept:
     scale = lenience[:, None] if by_row else lenience
 
     def sampled(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
-        exists = verdict.chain_nodes(draft)
         target_mass, draft_mass = masses(draft, target_probs)
-        coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-        kept = coins.flip(target_mass, scale * upper * draft_mass)
-        accepted = verdict.first_failure(kept & exists)
+        accepted = verdict.in_order(keys, draft, target_mass, scale * upper * draft_mass)
         weights = leftover(accepted, draft, target_probs, scale)
         return verdict.prefix(draft, accepted, keys.draw(RESIDUAL, weights))
 

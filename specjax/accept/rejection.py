@@ -21,17 +21,14 @@ REFERENCE = "leviathan2023fast"
 
 def rejection(keys: RowKeys, draft: Draft, target_probs: jax.Array) -> Verdict:
     """The rule. ``draft``: N nodes, any of them may be invalid; ``target_probs`` f32[B,N+1,V]."""
-    exists = verdict.chain_nodes(draft)
     target_mass, draft_mass = masses(draft, target_probs)
     probs = jax.nn.one_hot(draft.tokens, target_probs.shape[-1], dtype=target_probs.dtype)
     probs = probs if draft.probs is None else draft.probs
     here = target_probs[:, :-1]
     # 1/M = min draft/target over the tokens of positive target probability: no division by zero.
     share = jnp.where(here > 0, probs / jnp.where(here > 0, here, 1), jnp.inf).min(-1)
-    share = jnp.where(exists, share, 0)
-    coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-    kept = coins.flip(target_mass * share, draft_mass)
-    accepted = verdict.first_failure(kept & exists)
+    share = jnp.where(draft.valid, share, 0)
+    accepted = verdict.in_order(keys, draft, target_mass * share, draft_mass)
     return verdict.prefix(draft, accepted, keys.draw(RESIDUAL, verdict.at(target_probs, accepted)))
 
 

@@ -4,11 +4,7 @@ A complete rule for chains. It tests the tokens one after another, and draws the
 from what is left of the target's probabilities:
 
     def sampled(keys, draft, target_probs):
-        exists = verdict.chain_nodes(draft)
-        coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
-        target_mass, draft_mass = verdict.masses(draft, target_probs)
-        passed = coins.flip(target_mass, draft_mass) & exists
-        accepted = verdict.first_failure(passed)
+        accepted = verdict.in_order(keys, draft, *verdict.masses(draft, target_probs))
         token = keys.draw(rng.RESIDUAL, verdict.leftover(accepted, draft, target_probs))
         return verdict.prefix(draft, accepted, token)
 
@@ -32,6 +28,7 @@ from flax import struct
 
 from specjax import sampling, tree
 from specjax.errors import UserError
+from specjax.rng import RowKeys
 from specjax.types import Draft, Verdict
 
 # Shared by the rules: a verdict from an accepted path, and the verdict at temperature 0.
@@ -49,6 +46,19 @@ def chain_nodes(draft: Draft) -> jax.Array:
 def first_failure(passed: jax.Array) -> jax.Array:
     """bool[B,N] -> i32[B]: the number of entries before the first False."""
     return jnp.cumprod(passed.astype(jnp.int32), axis=-1).sum(-1)
+
+
+def in_order(
+    keys: RowKeys, draft: Draft, target_mass: jax.Array, draft_mass: jax.Array
+) -> jax.Array:
+    """i32[B]: how many tokens of a chain are accepted one after another, with coins of ``keys``.
+
+    Each is accepted with probability min(1, target_mass / draft_mass), f32[B,N] both. Raises
+    UserError for a tree.
+    """
+    exists = chain_nodes(draft)
+    coins = keys.coins(draft.tokens.shape[1], target_mass.dtype)
+    return first_failure(coins.flip(target_mass, draft_mass) & exists)
 
 
 def at(values: jax.Array, index: jax.Array) -> jax.Array:

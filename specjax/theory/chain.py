@@ -158,16 +158,6 @@ def tokens_of(value: float, gamma: int, name: str = "tokens_per_round") -> tuple
     return tokens, gamma
 
 
-def oracle_tokens(alpha: Number) -> Number:
-    """Tokens per round if every draft ended at its first rejection: 1 / (1 - alpha), inf for 1.
-
-    Section 3.5.
-    """
-    rate = checks.rate("alpha", alpha)
-    with np.errstate(divide="ignore"):
-        return _like(alpha, 1 / (1 - rate))
-
-
 # Time.
 
 

@@ -8,16 +8,18 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 from commandline import GENERATE, ROOT
 
 import specjax as sj
-from specjax import generation
+from specjax import generation, testing
 from specjax.bench.methods import MethodChoice
 from specjax.control import costs
 from specjax.errors import UserError
 from specjax.generation import auto
 from specjax.generation.auto import Tried
+from specjax.run import bench
 from specjax.types import is_lossless
 
 LOOKUP = {"name": "prompt_lookup", "gamma": 3, "control": "fixed:3"}
@@ -331,6 +333,33 @@ def test_a_mistake_is_one_line(model, keys, message, cache):
 
 
 # The command line --------------------------------------------------------------------------------
+
+
+def test_a_rule_with_keys_is_not_kept(monkeypatch, folder):
+    """What is kept has the name of a rule alone."""
+    choices = {
+        "plain": MethodChoice(LOOKUP, "chain", {}),
+        "keys": MethodChoice(LOOKUP, "coupled", {"anything": 1}),
+        "warm": MethodChoice(LOOKUP, "chain", {}, warm=True),
+    }
+    common = {"temperature": 0.0, "batch_size": 1, "category": None, "class": "L1", "speedup": 2.0}
+    rows = [{"method": name} | common for name in choices]
+    found = []
+    monkeypatch.setattr(auto, "keep", lambda *args, **_: found.append(args))
+    settings = SimpleNamespace(methods=choices, dtype="float32", weights="")
+    bench._kept(settings, SimpleNamespace(directory=folder), SimpleNamespace(rows=rows), folder)
+    assert [[each.label for each in args[3]] for args in found] == [["plain"]]
+
+
+def test_auto_of_a_model_without_parameters():
+    """A model in memory may be a function: "auto" finds nothing, and writes plainly."""
+    table, lm = jax.random.normal(jax.random.key(0), (4, 3, 3)), testing.tabular(3)
+    own = lm._replace(apply=lambda _, *given: lm.apply(table, *given))
+    model = sj.Model.from_lm(own, {})
+    given = {"max_new_tokens": 4, "temperature": 0.0}
+    texts = [sj.generate_text(model, [[1]], drafter=name, **given) for name in ("auto", "none")]
+    assert len({tuple(each.completions[0].tokens) for each in texts}) == 1
+
 
 
 def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, no_gain_needed):
