@@ -6,10 +6,10 @@
 A pair is NAME=TARGET,DRAFTER,MODEL,PROMPTS, where MODEL is the model of the drafter, which draws
 trees. Two parts, without times:
 
-- One position: the chance that one of k independent drafts is accepted, the mean over all places of
-  texts that the target wrote, by ``recursive`` (SpecInfer, 2305.09781), ``k_seq`` (SpecTr,
-  2310.15141), ``gbv`` (2602.16961), ``coupled`` (2506.05632; by simulation), and the largest chance
-  of any lossless rule (``theory.best_acceptance``).
+- One position, of drafters that are models: the chance that one of k independent drafts is
+  accepted, the mean over all places of texts that the target wrote, by ``recursive`` (SpecInfer,
+  2305.09781), ``k_seq`` (SpecTr, 2310.15141), ``gbv`` (2602.16961), ``coupled`` (2506.05632; by
+  simulation), and the largest chance of any lossless rule (``theory.best_acceptance``).
 - Trees of 12 drawn nodes: tokens per round by shape, rule and temperature, as Thomas et al. 2026
   (2602.16994) compare them. A shape that branches late is a chain first and several chains after it
   (their delayed tree expansion).
@@ -107,6 +107,8 @@ def coupled(target: np.ndarray, draft: np.ndarray, count: int, seed: int) -> np.
 def positions(pair: pairs.Pair, own: dict[str, Any], args: argparse.Namespace) -> list[dict]:
     """The rows of the first part."""
     drafter = drafters.make(target=pair.target.lm, **own, tree="chain:1", siblings="iid")
+    if drafter.probs is None:  # heads have none for whole texts
+        return []
     rows = []
     for temperature in args.temperatures:
         ids = [each.ids for each in pair.prompts[: args.texts]]

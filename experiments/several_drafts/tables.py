@@ -19,7 +19,9 @@ def tables(results: dict) -> str:
     """For each pair the chances at one position, and tokens per round by shape and rule."""
     texts = []
     for name, pair in results["pairs"].items():
-        texts += [f"**{name}**\n\n{source(pair)}", of_rows(pair["positions"], POSITIONS)]
+        texts.append(f"**{name}**\n\n{source(pair)}")
+        if pair["positions"]:
+            texts.append(of_rows(pair["positions"], POSITIONS))
         at = {(row["temperature"], row["shape"], row["rule"]): row for row in pair["shapes"]}
         rules, shapes = (list(dict.fromkeys(key[n] for key in at)) for n in (2, 1))
         for temperature in dict.fromkeys(key[0] for key in at):
