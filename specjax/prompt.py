@@ -38,9 +38,13 @@ def pack_prompts(
     Raises:
         UserError: an empty batch, an empty prompt, one longer than ``width``, or no token.
     """
-    if not prompts:
+    if not len(prompts):
         raise UserError("there is no prompt; give at least one")
-    sizes = list(map(len, prompts))
+    rows = [np.asarray(ids) for ids in prompts]
+    for row, ids in enumerate(rows):
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise UserError(f"prompt {row} is {checks.shown(prompts[row])}; it must be token ids")
+    sizes = list(map(len, rows))
     if 0 in sizes:
         raise UserError(f"prompt {sizes.index(0)} is empty; a prompt needs at least one token")
     longest = max(sizes)
@@ -48,7 +52,7 @@ def pack_prompts(
     if width < longest:
         raise UserError(f"a prompt has {longest} tokens and the buffer {width}; make it wider")
     packed = np.full((len(prompts), width), -1, np.int32)
-    for row, ids in enumerate(map(np.asarray, prompts)):
+    for row, ids in enumerate(rows):
         if abs(wrong := ids[np.abs(ids).argmax()]) > np.iinfo(np.int32).max:
             raise UserError(f"prompt {row} has the token id {wrong}, which is no int32")
         packed[row, : len(ids)] = ids
@@ -233,10 +237,7 @@ def checked(
 
 def _check_rows(prompt, lengths, limit, keys, sampling) -> None:
     """Raises UserError for an argument of ``prefill`` that has not one entry for each row."""
-    _check_integers("prompt", prompt, 2, "integers [B,P]: decode.pack_prompts(prompts)")
-    rows = prompt.shape[0]
-    right = f"integers [{rows}], one for each row of the prompt"
-    _check_integers("lengths", lengths, 1, right, rows)
+    right, rows = check_prompt(prompt, lengths), prompt.shape[0]
     if limit is not None and np.ndim(limit):
         _check_integers("limit", limit, 1, right, rows)
     is_array = isinstance(keys, jax.Array)
@@ -254,6 +255,14 @@ def _check_rows(prompt, lengths, limit, keys, sampling) -> None:
             f"sampling is for {sampling.temperature.size} rows, and the prompt has {rows}; "
             f"sampling.make_sampling({rows}, ...) makes settings for each row"
         )
+
+
+def check_prompt(prompt, lengths) -> str:
+    """Raises UserError for other arrays than ``pack_prompts`` gives; what an array of rows is."""
+    _check_integers("prompt", prompt, 2, "integers [B,P]: decode.pack_prompts(prompts)")
+    right = f"integers [{len(prompt)}], one for each row of the prompt"
+    _check_integers("lengths", lengths, 1, right, len(prompt))
+    return right
 
 
 def _check_integers(name: str, value, axes: int, right: str, rows: int | None = None) -> None:

@@ -320,9 +320,20 @@ def test_wrong_arguments_are_errors():
         ({"draft": sj.BeamDraft(MODEL, gamma=0)}, "gamma is 0"),
         ({"draft": sj.BeamDraft(MODEL, beams=BEAMS - 1)}, "from 3 to 13 beams"),
         ({"draft": sj.BeamDraft(other)}, "the same vocabulary"),
+        ({"draft": other}, "it must be a BeamDraft or None"),
     ):
         with pytest.raises(UserError, match=message):
             searched(own, **changes)
+    prompt, lengths = sj.pack_prompts([[1, 2], [3]])
+    for arrays, message in (
+        (([[1, 2]], [2]), "prompt is of type list"),
+        ((prompt * 1.5, lengths), "prompt is .*; it must be integers"),
+        ((prompt, lengths[:1]), "lengths is .* one for each row"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sj.beam_search(MODEL, ModelParams(own), *arrays, beams=BEAMS, max_new_tokens=4)
+    with pytest.raises(UserError, match="params is"):
+        sj.beam_search(MODEL, own, prompt, lengths, beams=BEAMS, max_new_tokens=4)
 
 
 def test_logits_that_are_not_finite_end_their_row_alone():

@@ -65,9 +65,13 @@ def test_bad_prompts():
         decode.pack_prompts([])
     with pytest.raises(UserError, match="a prompt has 3 tokens and the buffer 2; make it wider"):
         decode.pack_prompts([[1, 2, 3]], 2)
-    for wrong in (10**12, -(10**12), 10**30):
+    for wrong in (10**12, -(10**12)):
         with pytest.raises(UserError, match=f"prompt 1 has the token id {wrong}, which is no int"):
             decode.pack_prompts([[1], np.array([2, wrong])])
+    for wrong in ([[1.9, 2.2]], ["Once"], [1, 2], [[[1, 2]]], [[10**30]]):
+        with pytest.raises(UserError, match="prompt 0 is .*; it must be token ids"):
+            decode.pack_prompts(wrong)
+    assert decode.pack_prompts(np.array([[1, 2], [3, 4]]))[0].tolist() == [[1, 2], [3, 4]]
     with pytest.raises(UserError, match="need 200 positions, and the model has 128"):
         begin(model, drafter, both, max_len=200)
     with pytest.raises(

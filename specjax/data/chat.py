@@ -35,6 +35,10 @@ BUILT_IN = {
 _SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
 
+# Prompts and text to train on are the same on every day; the default of Llama 3's templates.
+DATE = datetime(2024, 7, 26)
+
+
 class Template(NamedTuple):
     """A chat template with the special tokens of one tokenizer."""
 
@@ -42,6 +46,7 @@ class Template(NamedTuple):
     source: str
     words: dict[str, str]  # the variables bos_token, eos_token, ...: their texts
     special: tuple[str, ...]  # the texts of all special tokens
+    date: datetime | None = DATE  # what it reads as the present date; None: today
 
 
 def load(name: str, directory: str | Path, tokenizer: Tokenizer) -> Template:
@@ -164,6 +169,7 @@ def _render(
     """(text, [begin, end) of each generation block). Raises UserError."""
     compiled, tracker = _compile(template.source)
     variables = {"messages": [dict(m) for m in messages], "tools": None, "documents": None}
+    variables["strftime_now"] = (template.date or datetime.now()).strftime
     variables |= template.words
     tracker.blocks, tracker.parts = [], []
     try:
@@ -214,6 +220,5 @@ def _compile(source: str) -> tuple[jinja2.Template, _Generation]:
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     tracker: Any = environment.extensions[_Generation.identifier]
     return environment.from_string(source), tracker

@@ -62,7 +62,8 @@ class FeatureStore:
         self._reader = functools.lru_cache(maxsize=_OPEN)(shards.Reader)
         self._parts = (self, *map(FeatureStore, others))
         for part in self._parts[1:]:
-            if part.layout != self.layout or part.manifest["target"] != stored["target"]:
+            same = part.manifest["target"]["sha256"] == stored["target"]["sha256"]
+            if part.layout != self.layout or not same:
                 raise UserError(
                     f"{self.directory} and {part.directory} have other targets, layers, dtypes or "
                     f"lengths; store both with the same keys of {BUILD}, but for the text"

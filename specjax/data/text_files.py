@@ -23,10 +23,7 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class TextSource:
-    """Where plain text comes from: ``files``, else ``tfds``, else the embedded corpus.
-
-    Raises UserError if both ``files`` and ``tfds`` are given.
-    """
+    """Where plain text comes from: ``files``, else ``tfds``, else the embedded corpus."""
 
     files: tuple[str, ...] = ()  # .txt and .jsonl files
     tfds: str = ""  # name or directory of a TFDS dataset
@@ -34,12 +31,6 @@ class TextSource:
     # folder for other datasets.
     dir: str = ""
     text_key: str = "text"  # feature of the TFDS dataset that holds the text
-
-    def __post_init__(self):
-        if self.files and self.tfds:
-            raise UserError(
-                "config.data.files and config.data.tfds are both given; leave one of them empty"
-            )
 
 
 def load(source: TextSource, workdir: str | Path, split: str) -> list[Text]:

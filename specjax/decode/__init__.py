@@ -76,7 +76,8 @@ def generate(
     check_state(drafter, accept, state)
     whole("max_steps", max_steps, 1)
     stop = outcome.stop_ids(eos_id)
-    static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": verify_widths}
+    widths = verify_widths and tuple(verify_widths)
+    static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": widths}
     return _generate(target, drafter, accept, params, state, stop, np.int32(max_steps), **static)
 
 
@@ -152,11 +153,6 @@ def _generate(
     return jax.lax.while_loop(running, both, start)[:2]
 
 
-def counts_of(info: StepInfo) -> Records:
-    """The counts of one round, i32[B] each."""
-    return Records(*(getattr(info, name) for name in Records._fields))
-
-
 _idle, _step = _jit(idle_step), _jit(speculative_step, static_argnames="verify_widths")
 _resting = jax.jit(resting, static_argnums=0)
 
@@ -185,11 +181,12 @@ def stream(
     check_state(drafter, accept, state)
     stop = outcome.stop_ids(eos_id)
     pair, rest = (target, drafter, accept, params), drafter.rare.rest
+    widths = verify_widths and tuple(verify_widths)
     while not bool(state.done.all()):
         if rest is not None and bool(_resting(rest, state)):
             state, info = _idle(*pair, state, eos_id=stop)
         else:
-            state, info = _step(*pair, state, eos_id=stop, verify_widths=verify_widths)
+            state, info = _step(*pair, state, eos_id=stop, verify_widths=widths)
         check(state)
         yield state, info
 

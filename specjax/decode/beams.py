@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import outcome, sampling
-from specjax.checks import counts, number, whole
+from specjax.checks import counts, number, shown, whole
 from specjax.decode import _beam_rounds as rounds
 from specjax.decode import _hypotheses as hypotheses
 from specjax.decode._beam_rounds import Sizes
 from specjax.errors import UserError
 from specjax.outcome import EosId
-from specjax.prompt import check_prefill, feed
+from specjax.prompt import check_kinds, check_prefill, check_prompt, feed
 from specjax.types import LM, ModelParams
 
 # The largest factor of a length penalty.
@@ -106,6 +106,10 @@ def beam_search(
         UserError: wrong arguments, a prompt that is empty or has ids outside the vocabulary, a text
             longer than the positions of a model, a vocabulary with too few tokens.
     """
+    check_kinds(target=target, params=params)
+    check_prompt(prompt, lengths)
+    if not isinstance(draft, BeamDraft | None):
+        raise UserError(f"draft is {shown(draft)}; it must be a BeamDraft or None")
     stop = np.unique(np.asarray(outcome.stop_ids(eos_id)))
     _check(target, beams, max_new_tokens, returned, stop)
     number("length_penalty", length_penalty, "that is finite", lambda x: True)

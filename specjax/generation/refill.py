@@ -75,7 +75,7 @@ def decode_all(
     if whole("batch_size", batch_size, 1) > count:
         raise UserError(f"the batch size is {batch_size} and there are {count} prompts; lower it")
     packed, lengths = decode.pack_prompts(prompts)
-    prefill = make_prefill(target, drafter, packed.shape[1] + max(limits))
+    prefill = make_prefill(target, drafter, int((np.asarray(lengths) + limits).max()))
     stop = outcome.stop_ids(eos_id)
 
     def read(numbers: list[int]) -> DecodeState:
@@ -127,7 +127,7 @@ def _answers(
 
 def _limits(value: int | Sequence[int], count: int) -> list[int]:
     """The longest text of each prompt. Raises UserError."""
-    limits = [value] * count if isinstance(value, int) else list(value)
+    limits = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * count
     if len(limits) != count:
         raise UserError(
             f"max_new_tokens has {len(limits)} numbers and there are {count} prompts; give one "

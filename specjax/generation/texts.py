@@ -14,7 +14,7 @@ import numpy as np
 from specjax import decode, drafters, logit_maps, registry, rng, sampling, tree
 from specjax.bench import metrics
 from specjax.bench.passes import Method
-from specjax.checks import number, whole
+from specjax.checks import number, whole, yes_or_no
 from specjax.errors import UserError
 from specjax.generation import auto, stops
 from specjax.generation.loading import Choice, Model
@@ -162,10 +162,11 @@ def stream_text(
     """
     how = (max_new_tokens, temperature, stop, False, seed, ignore_eos, params, settings)
     run = _run(model, drafter, accept, 1, *how)
+    _ = model.tokenizer  # raises UserError if there is none
     ids = encode(model, prompt, chat)
     if (count := len(ids)) > 1:
         raise UserError(f"stream_text takes one prompt, and {count} were given; call it for each")
-    keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(model, ids, max_new_tokens)
+    keys, sizes = rng.sample_keys(seed, 1, 1), _sizes(run, ids)
     row = _Row(ids[0], 0, 0)
     with memory.errors():
         state = _begin(run, [row], 1, 1, keys, sizes)
@@ -209,6 +210,8 @@ def _run(
     number("temperature", temperature, ">= 0", lambda x: x >= 0)
     whole("seed", seed, 0, 2**32 - 1)
     check_logprobs(logprobs)
+    yes_or_no("ignore_eos", ignore_eos)
+    yes_or_no("warm", warm)
     _check_settings(settings)
     if drafter == auto.AUTO or (drafter is None and not accept):
         draft = "" if model.draft is None else model.draft.directory
@@ -252,7 +255,7 @@ def _check_params(params: Params, like: Params) -> None:
 
 def _all(run: _Run, rows: list[_Row], keys: jax.Array, size: int) -> Generated:
     """The completions of all rows, ``size`` at a time."""
-    sizes = _sizes(run.model, [row.ids for row in rows], run.max_new_tokens)
+    sizes = _sizes(run, [row.ids for row in rows])
     # A batch has whole prompts, each of which is read once, or samples of single prompts.
     samples = sum(row.prompt == rows[0].prompt for row in rows)
     samples = samples if samples <= size else 1
@@ -326,17 +329,18 @@ class _Run(NamedTuple):
     eos: tuple[int, ...]
 
 
-def _sizes(model: Model, ids: Sequence[Sequence[int]], new: int) -> tuple[int, int]:
+def _sizes(run: _Run, ids: Sequence[Sequence[int]]) -> tuple[int, int]:
     """The width of the packed prompts, and the longest text that the buffers have room for.
 
     Raises UserError for a text that is too long.
     """
-    longest, most = max(map(len, ids)), model.lm.max_positions
+    longest, new, most = max(map(len, ids)), run.max_new_tokens, run.model.lm.max_positions
     check_length(longest, new, most)
     width, room = (-(-size // WIDTH) * WIDTH for size in (longest, new))
     # Not beyond the positions of the models for the sake of padding.
-    draft = None if model.draft is None else model.draft.lm.max_positions
-    bounds = [each for each in (most, draft) if each is not None]
+    training, given = run.method.drafter.training, run.model.draft
+    models = (run.model.lm, given and given.lm, training and training.model)
+    bounds = [each.max_positions for each in models if each and each.max_positions]
     max_len = max(longest + new, min([width + room, *bounds]))
     return min(width, max_len), max_len
 
@@ -465,10 +469,8 @@ def _encode(model: Model, prompt: Any, chat: str, number: int) -> list[int]:
         from specjax.data import chat as chats
 
         if not model.target.directory:
-            raise UserError(
-                "a model that was not read from files has no chat template; give texts or token ids"
-            )
-        template = chats.load(chat, model.target.directory, model.tokenizer)
+            raise UserError("chats need a model that was read from files; give texts or token ids")
+        template = chats.load(chat, model.target.directory, model.tokenizer)._replace(date=None)
         text = chats.render(template, prompt, add_generation_prompt=True)
         ids = model.tokenizer.encode(text, add_special_tokens=False).ids
     else:

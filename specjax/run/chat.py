@@ -43,6 +43,7 @@ def chat(settings: Settings, workdir: Path, command: str | None) -> None:
     [method] = build.methods(settings, target)
     conversations, _ = prompts_lib.conversations_of(settings.source, name)
     template = prompts_lib.template_of(settings.source, target, conversations)
+    template = template and template._replace(date=None)
     turns = prompts_lib.Turns(settings.source, target, template)
     job = _job(settings, turns, conversations)
     workdirs.announce_replacement(settings, workdir)

@@ -146,7 +146,7 @@ def stream(
     shown, output, accepted, records = 0, [], [], []
     how = {"eos_id": job.eos_id, "verify_widths": job.verify_widths}
     for _, info in decode.stream(*method.pair(job.target), state, **how):
-        records.append([np.asarray(x) for x in decode.counts_of(info)])
+        records.append([np.asarray(getattr(info, name)) for name in decode.Records._fields])
         new = [int(t) for t in info.tokens[0][: int(info.emitted[0])]]
         output += new
         accepted += [place < int(info.accepted[0]) for place in range(len(new))]

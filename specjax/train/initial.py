@@ -67,10 +67,13 @@ def _renumbered(config: TransformerConfig, kept: Sequence[int]) -> TransformerCo
     )
 
 
-def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bool = False) -> dict:
-    """The float32 parameters of the model ``config.init``.
+def load(
+    directory: str, config: TransformerConfig, vocabulary: str, on_host: bool = False
+) -> tuple[TransformerConfig, dict]:
+    """The model ``config.init``: its configuration, and its float32 parameters.
 
-    ``vocabulary`` is the fingerprint of the tokenizer; ``on_host`` as in ``hf.load``. Raises
+    What the shapes of ``config`` do not show (rotary base, scaling, windows, ...) is the model's
+    own. ``vocabulary`` is the fingerprint of the tokenizer; ``on_host`` as in ``hf.load``. Raises
     UserError if the model has another shape or another tokenizer; a T5 model also for other values
     of its configuration.
     """
@@ -84,7 +87,9 @@ def load(directory: str, config: TransformerConfig, vocabulary: str, on_host: bo
         )
     if isinstance(config, T5Config):
         _check_same(loaded, config)
-    return loaded.params
+    kept = ("bos_token_id", "eos_token_id", "max_positions")
+    own = {name: getattr(config, name) for name in kept if hasattr(config, name)}
+    return dataclasses.replace(loaded.config, **own), loaded.params
 
 
 def check_tokenizer(directory: str, model: LM, vocabulary: str) -> None:

@@ -8,10 +8,8 @@ is trained in a step. The number of a layer l is from 0 to L - 1, that of a step
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +23,7 @@ from specjax.models import lm
 from specjax.models.transformer_config import TransformerConfig
 from specjax.train import objectives
 from specjax.train.objectives import Loss
-from specjax.types import LM, Batch
+from specjax.types import LM
 
 
 class Settings(declare.Keys, owner="loss."):
@@ -107,9 +105,8 @@ def layer_skip_loss(
     """The loss of a decoder, with its shape, in a run of ``steps`` steps; keys as in ``Settings``.
 
     The weighted sum over layers of the cross-entropy of their exits with the next tokens, in nats
-    per label. Metric: ``last``, that of the last layer. Batches must have ``Batch.step``;
-    ``target_params`` are ignored; ``remat`` as in ``lm.from_config``. Raises UserError for values
-    out of range or without effect.
+    per label. Metric: ``last``, that of the last layer. ``target_params`` are ignored; ``remat`` as
+    in ``lm.from_config``. Raises UserError for values out of range or without effect.
     """
     layers, uniform = shape.num_layers, math.log(shape.vocab_size)
     assert model.unembed is not None and model.inside.last_norm is not None
@@ -139,26 +136,3 @@ def layer_skip_loss(
         return total, {"last": values[-1], "uniform": jnp.float32(uniform), "weight": count}
 
     return loss
-
-
-@dataclasses.dataclass(frozen=True)
-class Numbered:
-    """Batches with the number of their step (``Batch.step``)."""
-
-    source: Any  # a ``placement.Source``
-
-    def __getattr__(self, name: str) -> Any:
-        """``batch_size``, if the source is ``placement.Divided``."""
-        return getattr(self.source, name)
-
-    def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
-        return self._numbered(self.source.batch(step), step)
-
-    def part(self, step: int, rows: Sequence[int]) -> Batch:
-        """The same batch with these rows only, of a divided source."""
-        return self._numbered(self.source.part(step, rows), step)
-
-    @staticmethod
-    def _numbered(batch: Batch, step: int) -> Batch:
-        return batch.replace(step=np.full(len(batch.tokens), step, np.int32))

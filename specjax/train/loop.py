@@ -150,10 +150,13 @@ class _Run:
                 self.clock.restart()
             if step < steps:
                 batch = self._fetch_ahead(step, metrics)
-            saved = self._keep(step, state)
+            ends = self.preemption.reached()
+            self._keep(step, state, ends)
             self.display.reach(step)
-            if self.preemption.reached():
-                self._leave(step, state, saved)
+            if ends:
+                self.checkpoints.wait()
+                report(f"step {step} is saved; the same command goes on from there")
+                self.preemption.end()
         with self.clock("checkpoint"):
             self.checkpoints.wait()
         if (summary := self.clock.summary()) is not None:
@@ -168,15 +171,6 @@ class _Run:
         if device is not None:
             tokens = len(batch.tokens) * (batch.tokens.shape[1] - 1)
             self.utilisation = self.flops / tokens / (device.flops * self.placement.mesh.size)
-
-    def _leave(self, step: int, state: Any, saved: bool) -> None:
-        """Ends the run after this step, which is saved."""
-        if not saved:
-            self._collect(step)
-            self.checkpoints.save(step, state)
-        self.checkpoints.wait()
-        report(f"step {step} is saved; the same command goes on from there")
-        self.preemption.end()
 
     def _fetch_ahead(self, step: int, metrics: dict[str, Any]) -> Batch:
         """Makes the next batch while the device computes; counts the time that the device waits."""
@@ -195,16 +189,15 @@ class _Run:
             batch = self.programs.rewrite(state["params"], self.task.target_params, batch, key)
             return jax.block_until_ready(batch)
 
-    def _keep(self, step: int, state: Any) -> bool:
-        """Logs, evaluates and saves, if the schedule demands it; whether it has saved."""
+    def _keep(self, step: int, state: Any, ends: bool) -> None:
+        """Logs, evaluates and saves, if the schedule demands it or the run ``ends`` here."""
         last, schedule = step == self.schedule.steps, self.schedule
         logged = last or step % schedule.log_every == 0
         evaluated = schedule.evaluates(step)
-        saved = last or step % schedule.checkpoint_every == 0
+        saved = last or ends or step % schedule.checkpoint_every == 0
+        value = None
         if logged or evaluated or saved:
             self._collect(step)
-        value = None
-        if logged or evaluated:
             record = {"step": step, **mean(self.recent), "lr": float(self.programs.rate(step - 1))}
             record |= {**labels(self.recent), "flops": self.flops}
             if evaluated and _evaluates(self.task):
@@ -220,7 +213,6 @@ class _Run:
         if saved:
             with self.clock("checkpoint"):
                 self.checkpoints.save(step, state, value)
-        return saved
 
     def _collect(self, step: int) -> None:
         """Moves the metrics since the last record to the host. Raises UserError: not finite."""

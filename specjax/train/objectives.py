@@ -19,6 +19,7 @@ heads adds up several tokens per position. In a joint loss both belong to its me
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -194,6 +195,12 @@ def with_language(
     return terms["language"] + terms["heads"], {**metrics, **more}
 
 
+def keywords(function: Callable) -> dict[str, inspect.Parameter]:
+    """The arguments of a loss that are given by name alone: its keys."""
+    parameters = inspect.signature(function).parameters.items()
+    return {name: each for name, each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
 def check_loss_keys(keys: Mapping[str, Any], known: Any, what: str) -> None:
     """Raises UserError for a key of ``config.loss`` that is not in ``known``."""
     for name in keys:
@@ -248,8 +255,11 @@ def boosted(loss: Loss, earlier: Sequence[LM]) -> Loss:
         # The first token is never a label.
         open_ = labelled.at[:, 1:].set(labelled[:, 1:] & ~known)
         value, metrics = loss(params, target_params["target"], batch.replace(labelled=open_), key)
-        total = jnp.maximum(labelled[:, 1:].sum(), 1)
-        return value, {**metrics, "missed": open_[:, 1:].sum() / total}
+        total = labelled[:, 1:].sum().astype(jnp.float32)
+        labels = metrics.pop("weight")
+        weight = dict.fromkeys(("loss", *metrics), labels) | {"missed": total}
+        missed = open_[:, 1:].sum() / jnp.maximum(total, 1)
+        return value, {**metrics, "missed": missed, "weight": weight}
 
     return left
 

@@ -14,7 +14,6 @@ parameters, so it has the lossless class of its rule, whatever the updates did.
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -59,13 +58,13 @@ def loss_of(
     training, keys = drafter.training, dict(keys or {})
     if training is not None and training.model is not None:
         make = objectives.distill_loss
-        objectives.check_loss_keys(keys, inspect.signature(make).parameters, drafter.name)
+        objectives.check_loss_keys(keys, objectives.keywords(make), drafter.name)
         return make(target, training.model, **{"temperature": temperature, **keys})
     if training is None or training.loss is None:
         raise UserError(_NOTHING.format(drafter.name))
     # A stream has no number of steps, and so nothing that falls with them; the batches are small.
     falling = {objectives.RUN_STEPS, "fall", "base", objectives.REMAT}
-    known = inspect.signature(training.loss).parameters.keys() - falling
+    known = objectives.keywords(training.loss).keys() - falling
     objectives.check_loss_keys(keys, known, drafter.name)
     usual = objectives.QUIET | {
         "ce": 0.0,

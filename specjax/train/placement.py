@@ -170,7 +170,7 @@ class Placement(NamedTuple):
         """
         size = source.batch_size if isinstance(source, Divided) else 0
         if self.rows.is_fully_addressable or not size or size % self.parts:
-            return self.batch(source.batch(step))
+            return self.batch(_numbered(source.batch(step), step))
         assert isinstance(source, Divided)
         held = self.rows.addressable_devices_indices_map((size,)).values()
         own = np.unique([row for index in held if index for row in range(size)[index[0]]])
@@ -181,7 +181,7 @@ class Placement(NamedTuple):
 
             return jax.make_array_from_callback((size, *leaf.shape[1:]), self.rows, part)
 
-        return jax.tree.map(one, source.part(step, own.tolist()))
+        return jax.tree.map(one, _numbered(source.part(step, own.tolist()), step))
 
     def check_decoder(self, name: str, shape: TransformerConfig) -> None:
         """Raises UserError for a decoder whose layers cannot be divided among "tensor"."""
@@ -201,6 +201,11 @@ def place(mesh: str = "", devices: Sequence[Any] | None = None) -> Placement:
     ``devices`` (jax.Device) are all of JAX's by default. Raises UserError.
     """
     return Placement(sharding.make_mesh(mesh or f"{DATA}:-1", devices))
+
+
+def _numbered(batch: Batch, step: int) -> Batch:
+    """The batch with ``Batch.step``."""
+    return batch.replace(step=np.full(len(batch.tokens), step, np.int32))
 
 
 def _gather(path: tuple, value: Any, before: NamedSharding, after: NamedSharding) -> Any:

@@ -116,7 +116,9 @@ class OptimiserKeys(declare.Keys, owner="config.optimiser."):
     )
     warmup: float = key(0.05, "share of the steps", least=0, below=1)
     final: float = key(0.1, "final share of the learning rate", least=0)
-    weight_decay: float = key(0.01, "not of the scales of norms and biases", least=0)
+    weight_decay: float = key(
+        0.01, "not of the scales of norms and biases; muon: of matrices in layers alone", least=0
+    )
     clip: float = key(1.0, "largest global norm of the gradient, after clip_value; 0: off", least=0)
     clip_value: float = key(0.0, "largest absolute value of a gradient; 0: off", least=0)
     b1: float | None = key(None, "momentum; None: usual for the optimiser", least=0, below=1)
@@ -137,6 +139,8 @@ class OptimiserKeys(declare.Keys, owner="config.optimiser."):
             self.refuse(("b2",), "on sgd, which averages no squares")
         if self.name in ("sgd", "lion"):
             self.refuse(("eps",), f"on {self.name}, which does not divide")
+        if self.schedule in ("constant", "rsqrt"):
+            self.refuse(("final",), f"on the schedule {self.schedule}, which has no end")
 
 
 class OnlineKeys(declare.Keys, owner="config.online."):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 import pytest
 from chat_cases import ANSWERS, OPENAI, labelled
@@ -74,6 +75,16 @@ def test_vicuna_has_a_default_system_message(model, tokenizer):
         text.startswith(token_streams.SEPARATOR + "A chat between a curious user")
         and ". USER: Hi" in text
     )
+
+
+@fast
+def test_the_date_of_a_template(model, tokenizer, tmp_path):
+    """Text to train on and prompts of a bench are the same on every day."""
+    (tmp_path / "t.jinja").write_text("{{ strftime_now('%Y-%m-%d') }}")
+    template = chat.load(str(tmp_path / "t.jinja"), model, tokenizer)
+    assert chat.render(template, OPENAI) == "2024-07-26"
+    today = chat.render(template._replace(date=None), OPENAI)
+    assert 0 <= (datetime.now() - datetime.fromisoformat(today)).days <= 1
 
 
 @fast

@@ -321,8 +321,6 @@ def test_sources(few, tmp_path):
     source = TextSource(text_files.split_names(f"{path}, {path},"))
     assert len(text_files.load(source, tmp_path, "train")) == 2
     assert text_files.names(source) == [path, path]
-    with pytest.raises(UserError, match="both given"):
-        TextSource(files=(path,), tfds=str(few))
 
 
 @fast

@@ -361,7 +361,6 @@ def test_auto_of_a_model_without_parameters():
     assert len({tuple(each.completions[0].tokens) for each in texts}) == 1
 
 
-
 def test_a_bench_keeps_the_fastest_and_generate_takes_it(cli, target, tmp_path, no_gain_needed):
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add\nreturn a + b\n")

@@ -120,6 +120,16 @@ def test_nothing_is_compiled_again():
 
 
 @pytest.mark.fast
+def test_the_longest_text_is_that_of_one_prompt():
+    """The longest prompt and the largest limit belong to different ones."""
+    target, *rest = system("prompt_lookup", gamma=2)
+    parts = (target._replace(max_positions=9), *rest)
+    keys = {"batch_size": 1, "max_new_tokens": np.array([7, 3])}
+    found = [each.tokens for each in decode_all(*parts, [[1], [1, 2, 0, 1, 2]], **keys)]
+    assert [len(each) for each in found] == [7, 3]
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

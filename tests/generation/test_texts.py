@@ -130,8 +130,10 @@ def test_other_calls_compile_nothing(model, compiled):
 )
 def test_buffers_have_size_classes(positions, draft, prompt, new, sizes):
     lm = lambda most: SimpleNamespace(lm=SimpleNamespace(max_positions=most))  # noqa: E731
-    fake: Any = SimpleNamespace(draft=None if draft is None else lm(draft), **vars(lm(positions)))
-    assert texts._sizes(fake, [[1], [1] * prompt], new) == sizes
+    model = SimpleNamespace(draft=None if draft is None else lm(draft), **vars(lm(positions)))
+    method = SimpleNamespace(drafter=SimpleNamespace(training=None))
+    fake: Any = SimpleNamespace(model=model, method=method, max_new_tokens=new)
+    assert texts._sizes(fake, [[1], [1] * prompt]) == sizes
 
 
 def test_a_text_of_several_size_classes_is_that_of_the_loop(model):
@@ -418,6 +420,15 @@ def test_a_warm_drafter_learns_between_calls(compiled):
         sj.generate_text(own, prompts, **keys | {"drafter": "prompt_lookup"})
 
 
+def test_a_draft_model_of_the_keys_bounds_the_padding(model):
+    """Texts are padded to multiples of 64 tokens, but not beyond the positions of the draft."""
+    draft, params = testing.tiny(vocab_size=512)
+    draft = draft._replace(max_positions=100)
+    keys = {"name": "draft_model", "gamma": 2, "model": draft, "params": params}
+    found = sj.generate_text(model, [[1] * 70], max_new_tokens=20, drafter=keys, ignore_eos=True)
+    assert len(found.completions[0].tokens) == 20
+
+
 def test_mistakes_with_a_model_in_memory(model):
     own = sj.Model.from_lm(model.lm, model.params)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params)
@@ -430,7 +441,9 @@ def test_mistakes_with_a_model_in_memory(model):
             own, [1], params=half
         ),
         r"params has nothing at \['embed'\]": lambda: sj.generate_text(own, [1], params={}),
-        "was not read from files has no chat template": lambda: sj.generate_text(known, chat),
+        "there is none; text needs": lambda: sj.stream_text(own, [1, 2]),
+        "ignore_eos is 'no'": lambda: sj.generate_text(own, [1], ignore_eos="no"),
+        "chats need a model that was read from files": lambda: sj.generate_text(known, chat),
         "tune keeps its choice for a model's files": lambda: sj.tune(known, ["Tom"]),
         "the tokenizer is a str; give one of package": lambda: sj.Model.from_lm(
             model.lm, model.params, "gpt2"

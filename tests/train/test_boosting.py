@@ -46,9 +46,10 @@ def test_the_loss_has_the_labels_that_no_model_predicts(packed):
     value, metrics = own(params, both, batch, key)
     expected, right = plain(params, theirs, batch.replace(labelled=jnp.asarray(left)), key)
     np.testing.assert_array_equal(value, expected)
-    assert float(metrics["weight"]) == float(right["weight"])
+    assert float(metrics["weight"]["loss"]) == float(right["weight"])
     before = left[:, 1:].sum() + (known & np.asarray(labelled)[:, 1:] if packed else known).sum()
     np.testing.assert_allclose(metrics["missed"], left[:, 1:].sum() / before, rtol=1e-6)
+    assert float(metrics["weight"]["missed"]) == before  # a share of all labels
 
 
 @pytest.mark.slow

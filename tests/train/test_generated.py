@@ -246,8 +246,14 @@ def test_an_error_of_loading_is_one_line(folder, run, tmp_path):
         ({"drafter__name": "token_recycling"}, "rules for it are"),
         ({"data__files": "/nowhere.txt"}, "No such file"),
         (
-            {"data__dialogues": "a.jsonl"},
+            {"data__files": "", "data__dialogues": "a.jsonl"},
             "config.data.dialogues is not a key of objective generate",
+        ),
+        ({"data__packing": "documents"}, "config.data.packing is not a key of objective generate"),
+        ({"data__labels": "all"}, "config.data.labels is not a key of objective generate"),
+        (
+            {"data__long_pairs": "leave_out"},
+            "long_pairs belongs to config.data.pairs, which is not",
         ),
     ],
 )

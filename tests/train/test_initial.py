@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import pytest
 from hf_cases import hf_keys
 
-from specjax.models import hf
+from specjax import testing
+from specjax.models import hf, lm
 from specjax.models.hf_config import config_to_hf
 from specjax.train import initial
 
@@ -33,3 +37,18 @@ def test_what_names_layers_has_their_new_numbers():
     kept = initial._renumbered(own, [1, 2])
     assert kept.experts is not None and kept.experts.layers == (1,)
     assert initial._renumbered(own, [1]).experts is None
+
+
+def test_what_shapes_do_not_show_is_that_of_the_files(tmp_path):
+    """A model to start from is computed as before, and keeps its configuration."""
+    config = testing.tiny_config()
+    stored = dataclasses.replace(config, rope_theta=1e6, norm_eps=1e-3)
+    params = lm.init_params(stored, jax.random.key(0))
+    hf.save(tmp_path, stored, params)
+    found, same = initial.load(str(tmp_path), config, "")
+    assert (found.rope_theta, found.norm_eps) == (1e6, 1e-3)
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, config.vocab_size)
+    one = lm.forward(lm.from_config(stored), params, tokens).logits
+    assert (lm.forward(lm.from_config(found), same, tokens).logits == one).all()
+    longer = dataclasses.replace(config, max_positions=2 * config.max_positions)
+    assert initial.load(str(tmp_path), longer, "")[0].max_positions == longer.max_positions

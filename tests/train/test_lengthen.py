@@ -18,6 +18,15 @@ def test_more_steps_lengthen_a_finished_run(target_run, text_file, capfd):
         return recipes._is_finished(config, recipes.common.as_json(config), target_run[0])
 
     assert finished() and not capfd.readouterr().err
+    # The summary is written last: without it, or with that of fewer steps, the run goes on.
+    summary = target_run[0] / "summary.json"
+    before = summary.read_text()
+    for text in (None, before.replace('"steps": 30', '"steps": 20')):
+        summary.unlink()
+        if text is not None:
+            summary.write_text(text)
+        assert not finished()
+        summary.write_text(before)
     config.train.steps = 60
     assert not finished()
     assert capfd.readouterr().err == (

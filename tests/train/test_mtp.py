@@ -211,10 +211,11 @@ def test_a_killed_run_ends_with_the_same_bits(text_file, tmp_path, monkeypatch, 
 
 def test_the_weight_is_that_of_the_mean_over_the_losses(text_file, tmp_path, monkeypatch):
     """Of as many losses as there are heads or unrolled steps; ``slots`` "one" is a mean already."""
-    seen = []
+    seen, weights = [], []
 
-    def joint(target, drafter, heads, *rest):
+    def joint(target, drafter, heads, weight, *rest):
         seen.append(heads)
+        weights.append(weight.values)
         raise UserError("stopped here")
 
     monkeypatch.setattr(with_heads, "joint", joint)
@@ -223,9 +224,12 @@ def test_the_weight_is_that_of_the_mean_over_the_losses(text_file, tmp_path, mon
         config = config_of(method, text_file)
         with config.unlocked():
             config.loss.update(changes)
+            config.drafter.weight = None
         with pytest.raises(UserError, match="stopped here"):
             recipes.run(config, tmp_path / f"{len(seen)}")
         assert seen[-1] == losses, (method, changes)
+        # By default each loss counts as much as that of the target.
+        assert weights[-1] == ({"mtp": 3, "mtp_module": losses}[method],), (method, changes)
 
 
 @pytest.mark.slow

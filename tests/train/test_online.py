@@ -50,7 +50,9 @@ def play(case, temperature=1.0, eos=None, rule=None, seed=0) -> Played:
         rounds.append(jax.device_get(info))
         lengths.append(np.asarray(after.length))
         state = after
-    counts = [decode.counts_of(info) for info in rounds]
+    counts = [
+        decode.Records(*(getattr(info, name) for name in decode.Records._fields)) for info in rounds
+    ]
     records = Records(*(jnp.asarray(np.stack(each)) for each in zip(*counts, strict=True)))
     return Played(state, records, lengths, rounds)
 

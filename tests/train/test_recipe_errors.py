@@ -122,6 +122,17 @@ from specjax.train import recipes
             "loss.slots is 'some'; it must be one of all, one",
         ),
         ("medusa", {"target": "TARGET", "loss__ce": 0.0}, "loss.ce and loss.teacher are both 0"),
+        ("medusa", {"target": "TARGET", "loss__batch": 1}, "config.loss.batch is not a key"),
+        ("falcon", {"target": "TARGET", "train__remat": True}, "no layers to recompute"),
+        (
+            "distill",
+            {
+                "target": "TARGET",
+                "optimiser__schedule": "constant",
+                "optimiser__final": 0.5,
+            },
+            "final .*constant, which has no end",
+        ),
         ("hydra", {"target": "TARGET", "init": "TARGET"}, "has no hydra heads"),
         (
             "medusa",

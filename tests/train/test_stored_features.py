@@ -19,7 +19,7 @@ from specjax.data import feature_store, packing
 from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf, lm
-from specjax.train import layer_skip, placement, recipes
+from specjax.train import placement, recipes
 from specjax.train.recipes import material
 
 T, ROWS, READ = 32, 4, 64
@@ -291,15 +291,15 @@ def test_features_are_refused_where_the_target_runs_on_the_rows(target_run, writ
             recipes.run(config, tmp_path / name)
 
 
-def test_numbered_batches_are_read_in_parts(target_run, written):
-    """A process reads its own rows alone, also of a loss that changes during training."""
+def test_batches_are_read_in_parts(target_run, written):
+    """A process reads its own rows alone; a batch has the number of its step, whatever its loss."""
     source = gathered(target_run[0], written[0]).batches
-    numbered = layer_skip.Numbered(source)
-    assert isinstance(numbered, placement.Divided) and numbered.batch_size == ROWS
-    part = numbered.part(3, [2, 0])
-    np.testing.assert_array_equal(part.step, [3, 3])
+    assert isinstance(source, placement.Divided) and source.batch_size == ROWS
+    part = source.part(3, [2, 0])
     np.testing.assert_array_equal(part.tokens, source.batch(3).tokens[[2, 0]])
-    assert not isinstance(layer_skip.Numbered(object()), placement.Divided)
+    fetched = placement.place().fetch(source, 3)
+    np.testing.assert_array_equal(fetched.step, [3] * ROWS)
+    np.testing.assert_array_equal(fetched.tokens, source.batch(3).tokens)
 
 
 @pytest.mark.slow

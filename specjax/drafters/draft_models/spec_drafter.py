@@ -220,7 +220,8 @@ def loss(
     _check(net, batch)
     pair, random = ModelParams({}, params), jax.random.split(key)
     source = network.read(net, pair, batch.tokens, keys.remat)
-    pending, known = random_places(random[0], batch, keys.places)
+    pending = _along_text.random_places(random[0], batch, 1, 1, keys.places)
+    known = _along_text.at(_along_text.labelled(batch, 1, 1), pending)
     answers, counted = _labels(net, batch, pending, known)
     written = network.written(batch.tokens, source, batch.tokens.shape[1])
     # Each beginning is a row of its own; the sources were read once.
@@ -238,19 +239,6 @@ def loss(
         given = _depth_loss.first_free(counted, order, number)
     logits = network.logits(net, pair, tokens, read, repeated, answers, given, keys.remat)
     return _compare(logits, answers, counted & ~given, given, keys.smoothing)
-
-
-def random_places(key: Array, batch: Batch, places: int) -> tuple[Array, Array]:
-    """Pending tokens: their places i32[B,P] in the text, different ones, and whether they are so.
-
-    The token after a pending one is a label. False: the row has fewer.
-    """
-    labelled = batch.labelled
-    can = jnp.ones(batch.tokens.shape, bool) if labelled is None else labelled
-    can = can[:, 1:]
-    turn = jnp.where(can, jax.random.uniform(key, can.shape), 2.0)
-    chosen = jnp.argsort(turn, 1)[:, :places]
-    return chosen, jnp.take_along_axis(can, chosen, 1)
 
 
 def _labels(net: Net, batch: Batch, pending: Array, known: Array) -> tuple[Array, Array]:

@@ -122,7 +122,7 @@ def make(target: LM, keys: Keys) -> Drafter:
             learn=learn,
             check_rows=check_rows,
             lengths=_lengths(stages),
-            verdicts=any(stage.rare.verdicts for stage in stages),
+            verdicts=keys.least > 0 or any(stage.rare.verdicts for stage in stages),
         ),
     )
 

@@ -92,8 +92,9 @@ def _is_finished(config: Config, resolved: dict, workdir: Path) -> bool:
     before = stored["train"]["steps"]
     longer = config.train.steps > before
     # While a finished run is being lengthened, the shorter one's model and summary are still there.
-    finished = (workdir / "model").exists() and not longer
-    finished = finished and files.read_json(workdir / "summary.json")["steps"] == before
+    summary = workdir / "summary.json"
+    finished = (workdir / "model").exists() and summary.exists() and not longer
+    finished = finished and files.read_json(summary)["steps"] == before
     allowed = config.train.resume_changed and not finished
     check_same(_lasting(stored), _lasting(resolved), workdir, report if allowed else None)
     if longer:

@@ -25,7 +25,10 @@ _OWNED = {
     "long_pairs": "pairs",
 }
 # Keys of config.data that the objective generate does not read.
-_NOT_FOR_GENERATE = ("generated", "features", "template", "temperature", "on_policy")
+_NOT_FOR_GENERATE = (
+    *("generated", "features", "template", "temperature", "on_policy", "on_policy_prompt"),
+    *("packing", "labels"),
+)
 
 
 def complete(config: Config) -> Config:
@@ -171,6 +174,7 @@ def _check_generate(config: Config) -> None:
     sizes = config.generation
     sources = "which takes prompts from files, tfds, pairs or the embedded corpus"
     refuse_for_generate(config, _NOT_FOR_GENERATE, f", {sources}")
+    text_kind(config.data)
     for key in ("files", "tfds", "pairs", "dialogues"):
         if sizes.prompts and config.data[key]:
             raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from specjax.train import initial, objectives
 from specjax.train.checkpoint import check_same
 from specjax.train.display import report
 from specjax.train.loop import Task
-from specjax.train.objectives import check_loss_keys
+from specjax.train.objectives import check_loss_keys, keywords
 from specjax.train.placement import place
 from specjax.train.recipes import checks
 from specjax.train.recipes.material import Material
@@ -85,22 +84,25 @@ def draft_vocabulary(config: Config, target: hf.Loaded) -> int:
     return size
 
 
-def first_params(config: Config, shape: TransformerConfig, vocabulary: str) -> dict:
-    """The parameters to start from: those of ``config.init``, else random ones."""
+def first_params(
+    config: Config, shape: TransformerConfig, vocabulary: str
+) -> tuple[TransformerConfig, dict]:
+    """The shape and the parameters to start from: ``config.init``, else random ones."""
     where = place(config.mesh)
     if config.init:
         return initial.load(config.init, shape, vocabulary, on_host=where.spread)
-    return where.make(functools.partial(lm.init_params, shape), jax.random.key(config.seed))
+    make = functools.partial(lm.init_params, shape)
+    return shape, where.make(make, jax.random.key(config.seed))
 
 
 def saver(
     workdir: Path, write: Callable[..., None], shape: Any, **keys: Any
 ) -> Callable[[Any, dict], None]:
-    """A function (params, summary) that writes summary.json and the model directory."""
+    """A function (params, summary) that writes the model directory, and then summary.json."""
 
     def save(params, summary):
-        write_json(workdir / "summary.json", summary)
         write(workdir / "model", shape, params, **keys)
+        write_json(workdir / "summary.json", summary)
 
     return save
 
@@ -156,8 +158,7 @@ def make_loss(
 
 def loss_keys(function: Callable, keys: Config, what: str) -> dict[str, Any]:
     """``config.loss``. Raises UserError for a key that is no keyword argument of the function."""
-    parameters = inspect.signature(function).parameters.values()
-    check_loss_keys(keys, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY], what)
+    check_loss_keys(keys, keywords(function), what)
     return keys.to_dict()
 
 

@@ -152,7 +152,7 @@ def _layers(config: Config, target: hf.Loaded) -> tuple[TransformerConfig, Any]:
     size = common.draft_vocabulary(config, target)
     bos, eos = target.config.bos_token_id, target.config.eos_token_id
     shape = shapes.new(config.model, size, bos, eos, shapes.ends_of(target))
-    return shape, common.first_params(config, shape, hf.fingerprint(target.text_tokenizer))
+    return common.first_params(config, shape, hf.fingerprint(target.text_tokenizer))
 
 
 def _load(config: Config, vocabulary: str, kind: Any, keys: Any) -> tuple[Any, dict]:

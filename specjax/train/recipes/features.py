@@ -199,7 +199,7 @@ def _plan(
         # A text whose rows are in two shards is read twice.
         "shard_rows": max(
             config.features.shard_megabytes * 10**6 // size,
-            4 * place(config.mesh).parts * max(1, config.features.text // layout.length),
+            4 * max(1, config.features.text // layout.length),
         ),
         "read": config.features.text,
         "prompts": {"tokens": config.examine.prompt_tokens, "ids": text.prompts},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from specjax.drafters.files import head_files
 from specjax.errors import UserError
 from specjax.models import hf
 from specjax.train import objectives
-from specjax.train.layer_skip import Numbered
 from specjax.train.loop import Task
 from specjax.train.objectives import QUIET, REMAT, RUN_STEPS
 from specjax.train.placement import place
@@ -58,9 +56,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     common.check_weights(config, loss, params, target.params)
     material = (gather() if material is None else material).tapped(drafter.taps)
     examine = examined.examiner(config, drafter, target, material, moving=config.joint)
-    changes = RUN_STEPS in inspect.signature(training.loss).parameters
-    batches = Numbered(material.batches) if changes else material.batches
-    task = Task(loss, params, target.params, batches, material.held_out, examine)
+    task = Task(loss, params, target.params, material.batches, material.held_out, examine)
     task = task._replace(held_out_loss=held_out_loss)
     save = _saver(config, workdir, target, drafter, material)
     return Prepared(task, material, save, common.fingerprint(target))
@@ -127,11 +123,13 @@ def _losses(
 ) -> tuple[objectives.Loss, objectives.Loss | None]:
     """The loss of training, and that of held-out batches if it is another: without noise."""
     assert training.loss is not None
-    arguments = inspect.signature(training.loss).parameters
+    arguments = objectives.keywords(training.loss)
     run = {RUN_STEPS: config.train.steps, REMAT: config.train.remat}
+    if config.train.remat and REMAT not in arguments and not config.joint:
+        raise UserError(f"the loss of {drafter.name} has no layers to recompute; leave remat out")
     known, make = set(arguments) - set(run), functools.partial(functools.partial, training.loss)
     if config.joint:
-        known |= set(inspect.signature(objectives.joint_loss).parameters)
+        known |= objectives.keywords(objectives.joint_loss).keys()
         make = functools.partial(objectives.joint_loss, target.lm, drafter)
     common.check_loss_keys(config.loss, known, drafter.name)
     weights = given(config.loss) | {key: value for key, value in run.items() if key in arguments}
@@ -144,7 +142,7 @@ def _losses(
 def _saver(
     config: Config, workdir: Path, target: hf.Loaded, drafter: Drafter, material: Material
 ) -> Callable[[Any, dict], None]:
-    """A function (params, summary) that writes summary.json and the directory of heads.
+    """A function (params, summary) that writes the directory of heads, and then summary.json.
 
     With ``config.joint`` it also writes <workdir>/target.
     """
@@ -157,10 +155,10 @@ def _saver(
         if config.joint:
             base = workdir / "target"
             hf.save(base, target.config, pair.target, target.text_tokenizer)
-        common.write_json(workdir / "summary.json", summary)
         if config.drafter.get("draft_vocab"):
             # The text that the draft vocabulary is from.
             extra["draft_vocab_text"] = material.digest
         common.write_heads(workdir / "model", target, drafter, pair.draft, base.name, extra)
+        common.write_json(workdir / "summary.json", summary)
 
     return save

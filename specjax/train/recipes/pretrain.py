@@ -56,6 +56,7 @@ def prepare(config: Config, workdir: Path) -> Prepared:
     directory = None if target is None else target.directory
     place(config.mesh).check_decoder("config.model", shape)
     material = materials.gather(config, workdir, tokenizer, directory, ends)
+    shape, params = common.first_params(config, shape, hf.fingerprint(tokenizer))
     model = common.language_model(config, shape)
     examine = None if target is None else examined.draft_model(config, target, model, material)
     loss, batches = objectives.pretrain_loss(model), material.batches
@@ -64,8 +65,6 @@ def prepare(config: Config, workdir: Path) -> Prepared:
         sizes = model, shape, config.train.steps, config.train.remat
         make = layer_skip.layer_skip_loss
         plain, loss = loss, common.make_loss(make, config.loss, "pretrain", *sizes)
-        batches = layer_skip.Numbered(batches)
-    params = common.first_params(config, shape, hf.fingerprint(tokenizer))
     theirs = {} if target is None else target.params
     task = Task(loss, params, theirs, batches, material.held_out, examine, held_out_loss=plain)
     save = common.saver(workdir, hf.save, shape, tokenizer=tokenizer)
@@ -110,13 +109,13 @@ def _joined(
     assert how is not None and drafter.training is not None and drafter.training.loss is not None
     draft = _first_heads(config, drafter, target)
     count = len(next(iter(draft.values())))
-    weight = with_heads.parse("config.drafter.weight", count if weight is None else weight)
     common.check_loss_keys(config.loss, how.allowed, f"{drafter.name} with a target")
     weights = {**how.loss, **config.loss.to_dict()}
     # With ``slots`` "one" the heads' loss is a mean over them already; modules may be unrolled
     # for more steps than there are modules.
     steps = weights.get("steps")
     parts = max(count, steps) if type(steps) is int else count
+    weight = with_heads.parse("config.drafter.weight", parts if weight is None else weight)
     parts = 1 if weights.get("slots") == "one" else parts
     loss = with_heads.joint(target.lm, drafter, parts, weight, config.train.steps, weights)
     common.check_longest(config, drafter.longest)
@@ -125,7 +124,6 @@ def _joined(
     task = task._replace(
         loss=loss,
         params=params,
-        batches=layer_skip.Numbered(task.batches),
         examine=examined.examiner(config, drafter, target, material, moving=True),
         held_out_loss=with_heads.of_target(loss),
     )

@@ -231,23 +231,6 @@ def test_a_new_network_begins_with_the_encoder_and_the_ends_of_the_target():
         assert parts == {path[0] for path in same}
 
 
-def test_random_places_are_different_ones_with_a_label_after_them():
-    labelled = np.zeros((3, 9), bool)
-    labelled[0, 3:9] = labelled[1, 4:6] = True
-    batch = Batch(jnp.zeros((3, 9), jnp.int32), jnp.asarray(labelled))
-    seen = set()
-    for seed in range(12):
-        chosen, known = map(np.asarray, spec_drafter.random_places(jax.random.key(seed), batch, 3))
-        assert known.sum(1).tolist() == [3, 2, 0] and chosen.shape == (3, 3)
-        for row in range(3):
-            right = chosen[row][known[row]]
-            assert len(set(right)) == len(right) and labelled[row, right + 1].all()
-        seen |= set(chosen[0])
-    assert seen == {2, 3, 4, 5, 6, 7}
-    chosen, known = spec_drafter.random_places(jax.random.key(0), batch.replace(labelled=None), 20)
-    assert np.sort(chosen, 1).tolist() == [[*range(8)]] * 3 and known.all()
-
-
 def test_a_pass_has_the_smallest_room_for_the_longest_output(monkeypatch):
     """Of the rows that are not finished."""
     monkeypatch.setattr(spec_drafter, "PIECE", 4)

@@ -186,6 +186,7 @@ def test_drafters_that_cannot_be_inside_are_refused():
         *[("staged", own, each, forgets) for each in lookups],
         ("cascade", parts, lookups[0], forgets),
         ("staged", own, {"escalate": {"drafters": lookups[0]}}, "escalate learns from verdicts"),
+        ("staged", own, {"escalate": {"drafters": {"sam": {}}, "least": 0.5}}, "escalate learns"),
         ("staged", own, {"magicdec": {"budget": 8}}, f"staged: magicdec {reads}"),
         ("staged", own, {"early_exit": {"exit_layer": 1}}, f"staged: early_exit {reads}"),
         ("staged", own, {"draft_model": learns}, "controller of draft_model learns from verdicts"),
