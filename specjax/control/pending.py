@@ -7,7 +7,8 @@ token is committed text, so the output law does not change. A length by the clas
 token would change it: whether a token is proposed must not depend on its own value.
 
 The table is a list in a JSON file, entry i for the token of id i. After a token beyond its end
-nothing is drafted.
+nothing is drafted. Inside ``escalate`` the length is that of the token after which the drafter's
+own last round ended: rounds of another drafter do not change it.
 """
 
 from __future__ import annotations
