@@ -31,7 +31,8 @@ def tables(results: dict) -> str:
             continue
         text = f"**{name}**\n\n{source(target, results)}\n\n"
         rows = target["rows"]
-        text += by_temperature(rows, (1,), depths=True) if rows else _held_out(target["training"])
+        sizes = sorted({row["batch_size"] for row in rows})
+        text += by_temperature(rows, sizes, depths=True) if rows else _held_out(target["training"])
         studies = [target, *_others(name + SEED, results).values()]
         text += f"\n\n{_training_times(target['training'])}{_training_costs(studies)}"
         text += _by_seed(studies) if len(studies) > 1 else ""
