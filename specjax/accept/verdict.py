@@ -4,7 +4,11 @@ A complete rule for chains. It tests the tokens one after another, and draws the
 from what is left of the target's probabilities:
 
     def sampled(keys, draft, target_probs):
-        accepted = verdict.in_order(keys, draft, *verdict.masses(draft, target_probs))
+        exists = verdict.chain_nodes(draft)
+        coins = keys.coins(draft.tokens.shape[1], target_probs.dtype)
+        target_mass, draft_mass = verdict.masses(draft, target_probs)
+        passed = coins.flip(target_mass, draft_mass) & exists
+        accepted = verdict.first_failure(passed)
         token = keys.draw(rng.RESIDUAL, verdict.leftover(accepted, draft, target_probs))
         return verdict.prefix(draft, accepted, token)
 

@@ -75,8 +75,7 @@ def generate(
     check_kinds(target=target, params=params)
     check_state(drafter, accept, state)
     whole("max_steps", max_steps, 1)
-    stop = outcome.stop_ids(eos_id)
-    widths = verify_widths and tuple(verify_widths)
+    stop, widths = outcome.stop_ids(eos_id), verify_widths and tuple(verify_widths)
     static = {"max_steps": -(-max_steps // ROUNDS) * ROUNDS, "verify_widths": widths}
     return _generate(target, drafter, accept, params, state, stop, np.int32(max_steps), **static)
 
@@ -179,9 +178,8 @@ def stream(
     """
     check_kinds(target=target, params=params)
     check_state(drafter, accept, state)
-    stop = outcome.stop_ids(eos_id)
+    stop, widths = outcome.stop_ids(eos_id), verify_widths and tuple(verify_widths)
     pair, rest = (target, drafter, accept, params), drafter.rare.rest
-    widths = verify_widths and tuple(verify_widths)
     while not bool(state.done.all()):
         if rest is not None and bool(_resting(rest, state)):
             state, info = _idle(*pair, state, eos_id=stop)

@@ -108,18 +108,14 @@ def beam_search(
     """
     check_kinds(target=target, params=params)
     check_prompt(prompt, lengths)
-    if not isinstance(draft, BeamDraft | None):
-        raise UserError(f"draft is {shown(draft)}; it must be a BeamDraft or None")
     stop = np.unique(np.asarray(outcome.stop_ids(eos_id)))
-    _check(target, beams, max_new_tokens, returned, stop)
+    _check(target, draft, beams, max_new_tokens, returned, early_stopping, stop)
     number("length_penalty", length_penalty, "that is finite", lambda x: True)
     if max_new_tokens ** abs(length_penalty) > MOST:
         raise UserError(
             f"length_penalty is {length_penalty} and max_new_tokens {max_new_tokens}: scores would "
             f"be divided by more than {MOST:g}, and lose their precision; give a smaller one"
         )
-    if not isinstance(early_stopping, bool) and early_stopping != "never":
-        raise UserError(f"early_stopping is {early_stopping!r}; it must be True, False or 'never'")
     sizes = Sizes(beams, max_new_tokens)
     if draft is not None:
         sizes = _with_draft(sizes, target, draft)
@@ -132,7 +128,13 @@ def beam_search(
     return _beam_search(sizes, models, returned, chunk, params, prompt, lengths, rules)
 
 
-def _check(target: LM, beams: int, most: int, returned: int, stop: np.ndarray) -> None:
+def _check(
+    target: LM, draft: Any, beams: int, most: int, returned: int, early_stopping: Any, stop: Any
+) -> None:
+    if not isinstance(early_stopping, bool) and early_stopping != "never":
+        raise UserError(f"early_stopping is {early_stopping!r}; it must be True, False or 'never'")
+    if not isinstance(draft, BeamDraft | None):
+        raise UserError(f"draft is {shown(draft)}; it must be a BeamDraft or None")
     counts(max_new_tokens=most, returned=returned)
     if whole("beams", beams, 1) == 1:
         raise UserError("beams is 1, which is greedy decoding; take generate, or at least 2 beams")

@@ -81,4 +81,4 @@ def test_events_for_tensorboard(tmp_path):
         step = record["step"]
         assert values["loss", step] == pytest.approx(record["loss"], rel=1e-5)
         assert values["time_step", step] == pytest.approx(record["time_share"]["step"], rel=1e-5)
-    assert {step for _, step in values} == {4, 8, 10, 12} and ("heldout_loss", 12) in values
+    assert {step for _, step in values} == {4, 6, 8, 10, 12} and ("heldout_loss", 12) in values
