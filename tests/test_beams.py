@@ -331,9 +331,9 @@ def test_wrong_arguments_are_errors():
         ((prompt, lengths[:1]), "lengths is .* one for each row"),
     ):
         with pytest.raises(UserError, match=message):
-            sj.beam_search(MODEL, ModelParams(own), *arrays, beams=BEAMS, max_new_tokens=4)
+            sj.beam_search(MODEL, own, *arrays, beams=BEAMS, max_new_tokens=4)
     with pytest.raises(UserError, match="params is"):
-        sj.beam_search(MODEL, own, prompt, lengths, beams=BEAMS, max_new_tokens=4)
+        sj.beam_search(MODEL, own.target, prompt, lengths, beams=BEAMS, max_new_tokens=4)
 
 
 def test_logits_that_are_not_finite_end_their_row_alone():
