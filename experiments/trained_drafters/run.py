@@ -79,6 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--generated", type=int, default=4096, help="prompts that the target continues")
     add("--temperatures", default="0.0,1.0", help="at which it continues each of them")
     add("--questions", default="", help="files of questions that it answers instead")
+    add("--answers", default="", help="a folder with the answers, which are then not generated")
     add("--features", default="", help="dtype in which its features are stored; empty: not stored")
     add("--start", type=int, default=32, help="tokens of these prompts")
     add("--continued", type=int, default=96, help="tokens that the target writes after each")

@@ -58,6 +58,8 @@ def text_keys(args: argparse.Namespace) -> dict[str, Any]:
 
 def generate(args: argparse.Namespace, share: float = 1.0) -> Path:
     """Lets the target generate text to train on, from a share of the prompts; its directory."""
+    if args.answers and share == 1:
+        return Path(args.answers)
     count = max(round(args.generated * share), 1)
     keys = {"generation.num_prompts": count, "generation.batch_size": args.rows}
     keys |= {"generation.prompt_tokens": args.start, "generation.new_tokens": args.continued}
@@ -91,7 +93,8 @@ def store(args: argparse.Namespace, generated: Path, chosen: Trained) -> Path:
         "train.eval_batches": args.eval_batches,
         "examine.prompts": held_out_prompts(args, chosen),
     }
-    workdir = args.workdir / generated.name.replace("generated", "features")
+    name = "features" if args.answers else generated.name.replace("generated", "features")
+    workdir = args.workdir / name
     run_config(CONFIGS / "features.py", workdir, keys)
     return workdir
 

@@ -31,18 +31,21 @@ from specjax.errors import UserError
 from specjax.files import buckets
 from specjax.train.settings import Training
 
-_METRIC = "value"
 SAVING = 900  # seconds that a save may take
 
 
 class _Manager(ocp.CheckpointManager):
     """Orbax's manager, except that one step's damaged metrics do not hide those of the others."""
 
+    def __init__(self, metric: str, *args: Any, **keys: Any):
+        self._metric = metric
+        super().__init__(*args, **keys)
+
     def metrics(self, step: int) -> dict[str, float] | None:
         try:
-            return {_METRIC: float(super().metrics(step)[_METRIC])}  # pyright: ignore[reportOptionalSubscript]
+            return {self._metric: float(super().metrics(step)[self._metric])}  # pyright: ignore[reportOptionalSubscript]
         except (ValueError, TypeError, LookupError):
-            # No metrics, or damaged ones: the checksums detect the damage.
+            # No metrics, those of another metric, or damaged ones, which the checksums detect.
             return None
 
 
@@ -57,6 +60,7 @@ class Checkpoints:
         directory: str | Path,
         config: dict,
         report: Callable[[str], Any] = print,
+        metric: str = "heldout_loss",
         higher_is_better: bool = False,
     ):
         """Opens or creates the directory.
@@ -65,17 +69,18 @@ class Checkpoints:
             directory: of this run only.
             config: plain JSON.
             report: is called with one line for every damaged checkpoint that is skipped.
+            metric: the name of the saved values. Those of another one are not compared.
             higher_is_better: whether the largest of the saved values is the best.
 
         Raises UserError if the directory cannot be created or read.
         """
         self.directory = Path(directory).expanduser().resolve()
         self._config, self._report = config, report
-        self._sign = 1 if higher_is_better else -1
+        self._metric, self._sign = metric, 1 if higher_is_better else -1
         silence(True)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = _manager(self.directory, self._sign)
+            self._manager = _manager(self.directory, metric, self._sign)
         # ValueError: a damaged file that Orbax keeps next to a step.
         except (OSError, ValueError) as error:
             silence(False)
@@ -86,7 +91,7 @@ class Checkpoints:
         self._late = False  # whether a save was waited for ``SAVING`` seconds
         self._pending: tuple[int, Future] | None = None
         metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        self._values = {step: kept[_METRIC] for step, kept in metrics.items() if kept is not None}
+        self._values = {step: kept[metric] for step, kept in metrics.items() if kept is not None}
 
     def latest(self) -> int | None:
         """The newest step that is completely on disk, or None; waits for an unfinished save."""
@@ -114,7 +119,7 @@ class Checkpoints:
         parts = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self._config)
         )
-        metrics = None if value is None else {_METRIC: value}
+        metrics = None if value is None else {self._metric: value}
         try:
             self._manager.save(step, args=parts, metrics=metrics, force=True)
         except Exception as error:
@@ -284,10 +289,10 @@ class Checkpoints:
             return False
 
 
-def _manager(directory: Path, sign: int) -> _Manager:
+def _manager(directory: Path, metric: str, sign: int) -> _Manager:
     """Keeps the last two steps and the one whose value times ``sign`` is largest."""
     best = BestN(
-        get_metric_fn=lambda metrics: sign * metrics[_METRIC],
+        get_metric_fn=lambda metrics: sign * metrics[metric],
         n=1,
         keep_checkpoints_without_metrics=False,
     )
@@ -298,7 +303,7 @@ def _manager(directory: Path, sign: int) -> _Manager:
         async_options=ocp.AsyncOptions(timeout_secs=SAVING),
     )
     handlers = {"state": ocp.StandardCheckpointHandler(), "config": ocp.JsonCheckpointHandler()}
-    return _Manager(directory, options=options, item_handlers=handlers)
+    return _Manager(metric, directory, options=options, item_handlers=handlers)
 
 
 CHECKSUMS = "checksums.json"

@@ -127,7 +127,7 @@ def test_a_first_save_that_was_killed_is_removed(tmp_path):
 
 
 @fast
-@pytest.mark.parametrize("text", [b"", b'{"value": ', b"\xff\xfe", b"[]", b'{"value": "much"}'])
+@pytest.mark.parametrize("text", [b"", b'{"heldout_loss": ', b"\xff\xfe", b"[]", b'{"heldout_loss": "much"}'])
 def test_damaged_metrics_fall_back(tmp_path, text):
     messages: list[str] = []
     with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=True) as first:
@@ -137,6 +137,23 @@ def test_damaged_metrics_fall_back(tmp_path, text):
     with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=True) as second:
         assert second.restore(_at(0))[0] == 4 and second.best() == (4, 4.0)
     assert len(messages) == 1 and "from 4" in messages[0] and _steps(tmp_path) == [4]
+
+
+@fast
+def test_values_of_another_metric_are_not_compared(tmp_path):
+    with checkpoint.Checkpoints(tmp_path, {}, metric="heldout_loss") as first:
+        first.save(4, _at(4), 0.5)
+        first.save(8, _at(8), 3.0)
+    tau = {"metric": "heldout_tau_t0", "higher_is_better": True}
+    with checkpoint.Checkpoints(tmp_path, {}, **tau) as second:
+        assert second.best() is None and second.restore(_at(0))[0] == 8
+        second.save(12, _at(12), 1.5)
+        second.save(16, _at(16), 1.2)
+        second.save(20, _at(20), 1.1)
+        assert second.best() == (12, 1.5)
+    assert _steps(tmp_path) == [12, 16, 20]
+    with checkpoint.Checkpoints(tmp_path, {}, **tau) as third:
+        assert third.best() == (12, 1.5)
 
 
 @fast
@@ -152,7 +169,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(tmp_path):
 def test_the_best_is_kept_in_addition_to_the_last_two(tmp_path, higher, best):
     messages: list[str] = []
     values = {4: 1.0, 8: 3.0, 12: 5.0, 16: 2.0, 20: 2.5, 24: None}
-    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as first:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=higher) as first:
         assert first.best() is None and first.best_with(4, 1.0) == (4, 1.0)
         for step, value in values.items():
             first.save(step, _at(step), value)
@@ -160,12 +177,12 @@ def test_the_best_is_kept_in_addition_to_the_last_two(tmp_path, higher, best):
         assert first.best_with(28, values[best]) == (28, values[best])  # of equal ones the newest
     assert _steps(tmp_path) == [best, 20, 24]
     # Read from the files.
-    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as second:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=higher) as second:
         assert second.restore(_at(0))[0] == 24 and second.best() == (best, values[best])
         assert not messages
         assert equal(second.restore_step(best, _at(0)), _at(best))
     _damage(tmp_path / str(best), "bit")
-    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher) as third:
+    with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=higher) as third:
         with pytest.raises(UserError, match=f"checkpoint {best} .* is damaged"):
             third.restore_step(best, _at(0))
         assert third.restore(_at(0))[0] == 24 and third.best() == (20, 2.5)
