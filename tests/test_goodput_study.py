@@ -58,7 +58,7 @@ def test_a_simulated_request_takes_the_rounds_of_replay(texts, name):
         for row, text in enumerate(texts):
             # The last draft of replay ends with the recording: give it what a trace has beyond.
             cut = text._replace(output=text.output[:TOKENS])
-            [counts] = replay.measure(method, [cut], batch_size=1)
+            [(counts, _)] = replay.measure_rounds(method, [cut], batch_size=1)
             request = load.Requests(np.zeros(1), np.array([row]), np.array([TOKENS]))
             served = load.simulate(
                 request, traces, policies.FixedLength(gamma), lambda work: 1.0, max_batch=1

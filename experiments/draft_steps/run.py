@@ -6,7 +6,7 @@ The target has GPT-2's shape with 32768 tokens (12 layers, 768 wide, float32, ra
 1), after a text of 512 tokens. Every drafter has new parameters. Measured, in milliseconds and as
 shares of one pass of the target over one token:
 
-- ``step``: the drafter's pass over one node (its logits included);
+- ``first``: the drafter's first pass (its logits included);
 - ``draft``: proposing a whole draft, and the update after a verdict;
 - ``network``: the same passes of the drafter's network, one after the other, with layouts that are
   constants and without choosing tokens, growing a tree or gathering (with what joins the target's

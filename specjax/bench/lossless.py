@@ -151,6 +151,7 @@ def _fields(how, logits, following, draft):
 
 
 CELLS = 20
+LEVEL = 1e-4  # the p-value below which a law check fails
 MIN_TOKENS = 20 * CELLS  # with fewer the chi-square test is not valid
 
 
@@ -160,7 +161,7 @@ def greedy_identity(expected: Sequence[Sequence[int]], got: Sequence[Sequence[in
     return Finding("greedy-identity", same == len(expected), f"{same}/{len(expected)} prompts")
 
 
-def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Finding:
+def law_check(texts: Texts) -> Finding:
     """Tests whether sampled outputs follow the target's law, at any vocabulary size.
 
     Needs only the outputs. Two statistics of each token given its prefix have a known distribution
@@ -185,14 +186,12 @@ def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Finding:
 
     Args:
         texts: without ``Drafter.probs`` only the first test is made.
-        level: p-value below which the check fails.
-        seed: of the uniform fractions.
     """
     tokens = compare(texts)
     total = len(tokens.above)
     if total < MIN_TOKENS:
         return Finding("law", None, f"{total} tokens are too few to tell, p = -")
-    values = tokens.above + np.random.default_rng(seed).random(total) * tokens.tied
+    values = tokens.above + np.random.default_rng(0).random(total) * tokens.tied
     cells = np.clip((values * CELLS).astype(int), 0, CELLS - 1)
     counts = np.bincount(cells, minlength=CELLS)
     p_value = statistics.chi_square(counts, np.full(CELLS, 1 / CELLS))[2]
@@ -203,7 +202,7 @@ def law_check(texts: Texts, *, level: float = 1e-4, seed: int = 0) -> Finding:
         z = (tokens.preferred - chance).sum() / math.sqrt(variance)
         p_value = min(1.0, 2 * min(p_value, math.erfc(abs(z) / math.sqrt(2))))  # two tests
     impossible = int((tokens.tied == 0).sum())
-    passed = p_value > level and impossible <= total / 1000
+    passed = p_value > LEVEL and impossible <= total / 1000
     return Finding("law", passed, f"{total} tokens, {impossible} impossible, p = {p_value:.2g}")
 
 
@@ -249,7 +248,7 @@ def argmax_gap(
         first = {"prompt": prompt, "token": token, "ulps": gap}
     some = len(units) > 0
     return {
-        "dtype": _dtype(texts),
+        "dtype": dtype_of(texts.target, texts.params.target),
         "ulps": ulps,
         "tokens": len(units),
         "within": float((units <= ulps).mean()) if some else None,
@@ -261,11 +260,10 @@ def argmax_gap(
     }
 
 
-def _dtype(texts: Texts) -> str:
+def dtype_of(target: LM, params: Any) -> str:
     """The dtype in which the target computes."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    forward = functools.partial(lm.forward, texts.target)
-    return str(jax.eval_shape(forward, texts.params.target, tokens).hidden.dtype)
+    return str(jax.eval_shape(functools.partial(lm.forward, target), params, tokens).hidden.dtype)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -306,7 +304,7 @@ def width_gap(texts: Texts, width: int) -> dict[str, Any]:
     call = functools.partial(_width_gaps, texts.target, width, texts.params)
     every = np.concatenate(at_tokens(call, texts))
     return {
-        "dtype": _dtype(texts),
+        "dtype": dtype_of(texts.target, texts.params.target),
         "width": width,
         "tokens": len(every),
         "mean": float(every.mean()) if len(every) else None,

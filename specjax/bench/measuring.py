@@ -57,7 +57,7 @@ def warm(
     """
     _check_names(methods)
     seconds: dict[str | None, float] = {}
-    shapes = {(job.batch_size, job.width): job for job in jobs}
+    shapes = {_shape(job): job for job in jobs}
     tasks: list[Task] = []
     for job in shapes.values():
         for number, method in enumerate((None, *methods)):
@@ -67,6 +67,11 @@ def warm(
         tasks.append(("clocks", functools.partial(_compile_clocks, job, methods)))
     together(tasks, "compiling", report)
     return seconds
+
+
+def _shape(job: Job) -> tuple[int, ...]:
+    """What programs are compiled for: rows, and the slots of their texts."""
+    return job.batch_size, job.width, job.max_new_tokens
 
 
 def together(tasks: Sequence[Task], what: str, report: Report = lambda _: None) -> None:
@@ -293,7 +298,7 @@ class Programs:
 
     def __init__(self, methods: Sequence[Method]):
         self._methods = methods
-        self._shapes: set[tuple[int, int]] = set()
+        self._shapes: set[tuple[int, ...]] = set()
         self._before = maps()  # when the programs of the newest shape were not compiled
         self._largest = 0  # maps that one shape added, with what was compiled to check its rows
         # Seconds to trace and compile the loop and the prefill of each method (None: plain).
@@ -304,7 +309,7 @@ class Programs:
 
         ``report`` is called with a status message.
         """
-        shape = job.batch_size, job.width
+        shape = _shape(job)
         if shape in self._shapes:
             return
         now = maps()

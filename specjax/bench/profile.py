@@ -28,7 +28,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from specjax import control, decode, sharding, tree
-from specjax.bench import metrics, timing
+from specjax.bench import metrics, passes, timing
 from specjax.bench.passes import Job, Method, batches, begin, one_part
 from specjax.control import Controller, calibrated, ltd
 from specjax.control import costs as control_costs
@@ -358,11 +358,8 @@ def _run(job: Job, method: Method, state: DecodeState, length: int, rounds=ROUND
 
 def _generate(job: Job, method: Method, state: DecodeState, rounds: int) -> tuple:
     """At most so many rounds; the state and the records of the loop."""
-    after, records = sharding.loops(job.mesh).generate(
-        *method.pair(job.target), state, max_steps=rounds, verify_widths=job.verify_widths
-    )
-    jax.block_until_ready(after.tokens)
-    return after, records
+    job = job._replace(max_new_tokens=rounds, eos_id=())
+    return jax.block_until_ready(passes.generate(job, method, state))
 
 
 def with_length(draft_state: Any, length: int) -> Any:

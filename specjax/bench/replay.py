@@ -19,9 +19,9 @@ from flax import struct
 from rich.table import Table
 from rich.text import Text
 
-from specjax import accept, decode, drafters, rng, sampling, tree
+from specjax import decode, rng, sampling, tree
 from specjax.accept import check_pair
-from specjax.bench import metrics
+from specjax.bench import methods, metrics
 from specjax.bench.methods import MethodChoice
 from specjax.bench.passes import Method
 from specjax.bound import Bound
@@ -208,11 +208,6 @@ def _recorded_text(params: ModelParams, context: Context) -> Context:
 SHORTEST = 64
 
 
-def measure(method: Method, recording: Sequence[Trace], **options: Any) -> list[metrics.Counts]:
-    """The counts of each conversation; for ``options`` and errors see ``measure_rounds``."""
-    return [counts for counts, _ in measure_rounds(method, recording, **options)]
-
-
 def measure_rounds(
     method: Method,
     recording: Sequence[Trace],
@@ -360,7 +355,7 @@ def method(
             "leave it out"
         )
     try:
-        drafter = drafters.make(target=target, **choice.drafter)
+        drafter, rule = methods.objects(target, choice, (0.0,))
     except UserError as error:
         if target.token_bytes is None and "the target has no tokenizer" in str(error):
             raise UserError(
@@ -373,7 +368,6 @@ def method(
                 "give config.vocab_size"
             ) from None
         raise
-    rule = accept.load(choice.rule or accept.default_rule(drafter), **choice.rule_keys)
     fold(drafter, rule)  # raises for a pair that cannot be replayed
     return Method(label, drafter, rule, ModelParams({}, drafter.init_params(jax.random.key(seed))))
 

@@ -47,6 +47,7 @@ import jax
 from specjax import __version__
 from specjax.bench import metrics, proofs, provenance, uncertainty
 from specjax.bench.passes import Method
+from specjax.data import datastore, ngram_tables
 from specjax.errors import UserError, on_disk
 from specjax.files import machine, write_all
 from specjax.types import LM, Accept, is_lossless
@@ -54,6 +55,9 @@ from specjax.types import LM, Accept, is_lossless
 SCHEMA = 1  # of results.json and of trace.jsonl
 # What a bench writes beside results.json. New results replace it.
 BENCH_FILES = ("trace.jsonl", "answers", "plots", "report.html")
+# What runs of mode train write: data, and what is trained.
+DATA = ("generated", "features", f"{datastore.NAME}.json", f"{ngram_tables.NAME}.json")
+TRAINED = ("model", "checkpoints", *DATA)
 # Fields that only a bench measures (those along the text a replay too).
 UNMEASURED = (
     *("autoregressive_tokens_per_second", "speedup", "predicted_speedup", "time_split"),
@@ -263,9 +267,14 @@ def breaks_its_claim(row: Mapping[str, Any]) -> bool:
     return claims and (row.get("lossless") or {}).get("passed") is False
 
 
-def check_no_training(workdir: Path) -> None:
-    """Raises UserError if the directory holds a training run, which results would overwrite."""
-    if any((workdir / name).exists() for name in ("model", "checkpoints")):
-        raise UserError(
-            f"{workdir} holds a training run, which this would overwrite; choose another --workdir"
-        )
+def check_no_training(workdir: Path, own: str = "") -> None:
+    """Raises UserError if the directory holds a run of mode train, which this would overwrite.
+
+    ``own`` is the name of what the command itself writes.
+    """
+    for name in TRAINED:
+        if name != own and (workdir / name).exists():
+            raise UserError(
+                f"{workdir} holds a training run ({name}), which this would overwrite; "
+                "choose another --workdir"
+            )

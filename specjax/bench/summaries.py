@@ -37,10 +37,8 @@ def measured_rows(
     job: Job, methods: Sequence[Method], measured: Measured, **options: Any
 ) -> list[dict]:
     """The rows of all methods: ``rows_of`` each, which has the ``options``."""
-    rows = []
-    for method, runs in zip(methods, measured.methods, strict=True):
-        rows += rows_of(job, method, runs, measured.plain, **options)
-    return rows
+    every = zip(methods, measured.methods, strict=True)
+    return [row for each in every for row in rows_of(job, *each, measured.plain, **options)]
 
 
 def rows_of(
@@ -280,9 +278,7 @@ def _argmax_gap(job: Job, method: Method, runs: list[Pass], plain: list[Pass]) -
 
 def _narrow(job: Job) -> bool:
     """Whether the target computes in a dtype narrower than float32."""
-    leaves = [x for x in jax.tree.leaves(job.params) if getattr(x, "ndim", 0)]
-    floats = any(jax.numpy.issubdtype(x.dtype, jax.numpy.floating) for x in leaves)
-    return floats and all(x.dtype.itemsize < 4 for x in leaves)
+    return jax.numpy.dtype(lossless.dtype_of(job.target, job.params)).itemsize < 4
 
 
 def _width_gap(job: Job, method: Method, runs: list[Pass]) -> dict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,9 +41,8 @@ def _unchanged(state: Any, rounds: Array) -> Any:
     return state
 
 
-def length_of(state: Any) -> Array:
-    """``Controller.limit`` of a state that has it as its field ``length``."""
-    return state.length
+# ``Controller.limit`` of a state that has it as its field ``length``.
+length_of = operator.attrgetter("length")
 
 
 def of_others(counts: Array) -> Array:
@@ -222,3 +222,30 @@ def moved(
     new = jnp.clip(keys.keep * threshold + (1 - keys.keep) * aim, 0, 1)
     changed = new.astype(jnp.float32), mean.astype(jnp.float32)
     return tree.where_rows(levels > 0, changed, (threshold, state.share))
+
+
+class Setup(NamedTuple):
+    """The static settings of a controller that reads costs.
+
+    Its states have the fields ``live`` and ``greedy``, bool[B].
+    """
+
+    known: costs.Known
+    keys: Any
+
+    @property
+    def most(self) -> int:
+        """The most tokens of a draft, as far as costs are known."""
+        return costs.lengths(self.known)[-1]
+
+    def costs(self, state: Any) -> costs.Costs:
+        """The costs of the batch."""
+        return costs.known_of(self.known, len(state.live))
+
+    def each(self, field: str, state: Any) -> Array:
+        """f32[B,n]: a field of ``RoundCosts`` by row."""
+        return self.costs(state).each(field, state.greedy)
+
+    def mean(self, field: str, state: Any) -> Array:
+        """f32[n]: the mean over live rows of a field of ``RoundCosts``."""
+        return live_mean(state.live, self.each(field, state))

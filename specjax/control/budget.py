@@ -33,8 +33,6 @@ the law differs by more than .01, see the tests).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,8 +41,7 @@ from flax import struct
 from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import costs as costs_lib
-from specjax.control._controller import FOREVER, Controller, live_mean, of_others
-from specjax.control.costs import Known
+from specjax.control._controller import FOREVER, Controller, Setup, live_mean, of_others
 from specjax.declare import key, share
 from specjax.topology import dynamic
 from specjax.types import Array, Context, Draft, Verdict
@@ -91,18 +88,6 @@ class Keys(declare.Keys, owner="budget's "):
         4.0, "what drafts may lose before they stop, in rounds without a draft", least=0
     )
     explore: float = share(0.01, costs_lib.EXPLORE)
-
-
-class Setup(NamedTuple):
-    """The static settings."""
-
-    known: Known
-    keys: Keys
-
-    @property
-    def most(self) -> int:
-        """The most nodes, as far as costs are known."""
-        return costs_lib.lengths(self.known)[-1]
 
 
 @declare.method(Keys)
@@ -163,7 +148,7 @@ def _size(
     due = jnp.int32(FOREVER)
     if keys.explore:
         loss = (1 - gained / spent) * time
-        saves = keys.explore - _missed(setup, state)
+        saves = keys.explore - setup.mean("missed", state)[0]
         rounds = jnp.clip(jnp.ceil(loss / jnp.maximum(saves, 1e-9)), 1, FOREVER)
         due = jnp.where(saves > 0, rounds, FOREVER).astype(jnp.int32)
     kept = jnp.take_along_axis(classes, order, 1)[:, : setup.most]
@@ -182,7 +167,7 @@ def _times(
     setup: Setup, state: State, sizes: tuple[int, ...], levels: int, lookup: bool
 ) -> tuple[Array, Array]:
     """f32[n] the times of rounds with so many nodes, and f32[] of one in which no row has any."""
-    costs = costs_lib.known_of(setup.known, len(state.live))
+    costs = setup.costs(state)
 
     def both(value: np.ndarray | float, other: np.ndarray | float) -> Array:
         greedy = live_mean(state.live, state.greedy.astype(jnp.float32))
@@ -192,12 +177,6 @@ def _times(
     at = [np.interp(sizes, costs.lengths, kind.times) + drafting for kind in costs[1:]]
     none = [kind.empty + drafting if lookup else at[i][0] for i, kind in enumerate(costs[1:])]
     return both(*at).astype(jnp.float32), both(*none).astype(jnp.float32)
-
-
-def _missed(setup: Setup, state: State) -> Array:
-    """f32[]: what a draft model reads after a round without a draft, before the next draft."""
-    costs = costs_lib.known_of(setup.known, len(state.live))
-    return live_mean(state.live, costs.each("missed", state.greedy)[:, 0])
 
 
 def _by_probability(log_prob: Array) -> tuple[Array, Array]:

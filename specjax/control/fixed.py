@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax.numpy as jnp
 from flax import struct
 
@@ -43,8 +45,7 @@ def make(keys: Keys) -> Controller:
     )
 
 
-def _levels(state: Length) -> Array:
-    return state.levels
+_levels = operator.attrgetter("levels")
 
 
 def _init(length: int, context: Context) -> Length:

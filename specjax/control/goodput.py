@@ -38,8 +38,6 @@ a mesh, the rows of a device share one length.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -48,8 +46,8 @@ from specjax import declare, tree
 from specjax.bound import Bound
 from specjax.control import _controller
 from specjax.control import costs as costs_lib
-from specjax.control._controller import FOREVER, Controller, length_of, live_mean
-from specjax.control.costs import Costs, Known
+from specjax.control._controller import FOREVER, Controller, Setup, length_of, live_mean
+from specjax.control.costs import Known
 from specjax.declare import key, share
 from specjax.types import Array, Context, Draft, Lasting, Verdict
 
@@ -123,25 +121,6 @@ class Keys(declare.Keys, owner="goodput's "):
     credit: float = key(
         2.0, "what drafts may lose besides, once in a text, in rounds without a draft", least=0
     )
-
-
-class Setup(NamedTuple):
-    """The static settings."""
-
-    known: Known
-    keys: Keys
-
-    def costs(self, state: State) -> Costs:
-        """The costs of the batch."""
-        return costs_lib.known_of(self.known, len(state.live))
-
-    def each(self, field: str, state: State) -> Array:
-        """f32[B,n]: a field of ``RoundCosts`` by row."""
-        return self.costs(state).each(field, state.greedy)
-
-    def mean(self, field: str, state: State) -> Array:
-        """f32[n]: the mean over live rows of a field of ``RoundCosts``."""
-        return live_mean(state.live, self.each(field, state))
 
 
 def choose(setup: Setup, state: State) -> tuple[State, Array, Array]:

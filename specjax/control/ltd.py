@@ -27,6 +27,7 @@ tree is a function of the committed text, as for ``budget``. Drawn trees are ref
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -229,8 +230,7 @@ def _begin(depth: int, nodes: int, context: Context) -> Recorded:
     )
 
 
-def _deepest(state: Recorded) -> Array:
-    return state.deepest
+_deepest = operator.attrgetter("deepest")
 
 
 def _record_candidates(depth: int, state: Recorded, ahead: Ahead) -> tuple[Array, Recorded]:

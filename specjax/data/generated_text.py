@@ -77,8 +77,10 @@ def target_fingerprint(directory: str | Path) -> str | None:
 
     Raises UserError if the manifest is damaged.
     """
-    manifest = _folder(directory) / "manifest.json"
-    return files.read_json(manifest)["target"]["sha256"] if manifest.is_file() else None
+    path = _folder(directory) / "manifest.json"
+    if not path.is_file():
+        return None
+    return files.read_manifest(path, NAME, SCHEMA, BUILD)["target"]["sha256"]
 
 
 def _folder(directory: str | Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 
 from specjax import __version__, files
-from specjax.data import jsonl, prompt_files
+from specjax.data import jsonl
 from specjax.errors import UserError, on_disk
 from specjax.files import buckets
 
@@ -56,10 +57,18 @@ def named_files(value: Any) -> list:
     if isinstance(value, dict | list):
         inner = value.values() if isinstance(value, dict) else value
         return [stamp for each in inner for stamp in named_files(each)]
+    if not isinstance(value, str):
+        return []
+    # Also the files of a list, and one in the keys of a controller: "ltd:profile=FILE".
+    parts = dict.fromkeys((value, *(each.strip() for each in re.split("[,;:=]", value))))
+    return [stamp for each in parts if each for stamp in _stamps(each)]
+
+
+def _stamps(name: str) -> list[tuple[str, str]]:
+    """``named_files`` of one name."""
     try:
-        name = prompt_files.named(value)[1] if isinstance(value, str) else ""
-        path = buckets.local(name) if name else None
-        if path is None or not path.exists():
+        path = buckets.local(name)
+        if not path.exists():
             return []
         paths = [path] if path.is_file() else [*path.glob("*"), *path.glob("model/*")]
         return sorted((str(each), files.fingerprint(each)) for each in paths if each.is_file())

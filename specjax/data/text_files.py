@@ -70,15 +70,10 @@ def load_files(files: str | Sequence[str], split: str) -> list[Text]:
     for name in [files] if isinstance(files, str) else files:
         path = Path(name)
         chosen = part_of(pieces(buckets.local(name)), split, len)
-        if not is_jsonl(path):
+        if jsonl.plain_suffix(path) != ".jsonl":
             chosen = ["".join(chosen)]
         texts += [(str(path), text) for text in chosen if text]
     return texts
-
-
-def is_jsonl(path: Path) -> bool:
-    """Whether a file holds JSON Lines, by its name."""
-    return jsonl.plain_suffix(path) == ".jsonl"
 
 
 def pieces(path: Path) -> list[str]:
@@ -90,7 +85,7 @@ def pieces(path: Path) -> list[str]:
     text = jsonl.read(path, where, compressed=True)
     if not text.strip():
         raise UserError(f"{where} is empty; give a file with text")
-    if not is_jsonl(path):
+    if jsonl.plain_suffix(path) != ".jsonl":
         return text.splitlines(keepends=True)
     objects = jsonl.objects(text, where)
     return [line.check("texts", {"text": "text"})["text"] for line in objects]

@@ -53,7 +53,7 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     facts = provenance.target(target.params, name="", directory=target.directory)
     workdir.mkdir(parents=True, exist_ok=True)
     # Until the results are written, it says whose checkpoints these are.
-    if not (workdir / "config.json").exists():
+    if not _is_online(workdir):
         files.write_text(workdir / "config.json", settings.config_json)
     what = {"requests": build.digest(job.prompts), "target": facts["weights_sha256"]}
     lasting, every = _lasting(settings) | what, settings.online.checkpoint_every
@@ -91,10 +91,13 @@ def _prepared(
 
 def _check_workdir(workdir: Path) -> None:
     """Raises UserError if the directory holds a run of another mode, which this would overwrite."""
+    if not _is_online(workdir):
+        results.check_no_training(workdir)
+
+
+def _is_online(workdir: Path) -> bool:
     config = workdir / "config.json"
-    if config.is_file() and files.read_json(config).get("mode") == "online":
-        return
-    results.check_no_training(workdir)
+    return config.is_file() and files.read_json(config).get("mode") == "online"
 
 
 def _requests(settings: Settings, target: hf.Loaded) -> PromptSet:

@@ -329,7 +329,7 @@ class Settings(declare.Keys, owner="config."):
     keep: bool = key(
         False, "keep the fastest method of each setting for drafter.name=auto, see configs/auto.py"
     )
-    proof: tuple[Any, ...] = key(
+    proof: tuple[str, ...] = key(
         (),
         "files that specjax.bench.proofs.write made of reports of testing.check_drafter and "
         'check_accept: a drafter or a rule of one\'s own is then "L1 proven" in the tables',

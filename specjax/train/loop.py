@@ -94,9 +94,8 @@ def train(
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        best = settings.best, settings.higher_is_better
         checkpoints = stack.enter_context(
-            Checkpoints(workdir / "checkpoints", config or {}, report, *best)
+            Checkpoints(workdir / "checkpoints", config or {}, report, *settings.decides)
         )
         # Restored where it is to be stored.
         restored = checkpoints.restore(placement.like(state), settings.resume_changed)

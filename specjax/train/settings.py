@@ -78,9 +78,9 @@ class Settings(declare.Keys, owner="config.train."):
         return self.keep == "best" or self.best != "heldout_loss"
 
     @property
-    def higher_is_better(self) -> bool:
-        """Whether the largest value of ``best`` is the best one."""
-        return any(name in self.best for name in ("tau", "alpha", "agreement", "accuracy"))
+    def decides(self) -> tuple[str, bool]:
+        """``best``, and whether its largest value is the best one."""
+        return self.best, any(n in self.best for n in ("tau", "alpha", "agreement", "accuracy"))
 
 
 class TrainKeys(Schedule, Settings):
@@ -243,7 +243,9 @@ class DataKeys(declare.Keys, owner="config.data."):
     )
     on_policy: float = share(0.0, "distill: share of the rows that the draft continues itself")
     on_policy_prompt: int = key(
-        32, "tokens of the text before its continuation; of pairs it is always the source"
+        32,
+        "tokens of the text before its continuation; of pairs it is always the source",
+        needs="on_policy",
     )
 
 

@@ -99,6 +99,10 @@ def test_a_row_that_differs_has_the_sentence():
     wrong = run._replace(outputs=[greedy(PROMPTS[0], 9, 3), *run.outputs[1:]])
     [equal] = summaries.rows_of(job, method, [run], [plain], by_definition=False)
     [other] = summaries.rows_of(job, method, [run, wrong], [plain] * 2, by_definition=False)
+    # Equal texts are scored where the target computes in bfloat16, whatever its parameters are.
+    half = job._replace(target=TARGET._replace(apply=narrow, unembed=None))
+    [scored] = summaries.rows_of(half, method, [run], [plain], by_definition=False)
+    assert scored["argmax_gap"]["dtype"] == "bfloat16"
     assert equal["argmax_gap"] is None and columns.near_ties(equal) == ""
     assert other["lossless"]["passed"] is False
     sentence = columns.near_ties(other)

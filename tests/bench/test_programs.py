@@ -40,6 +40,17 @@ def test_released_before_the_limit(monkeypatch):
     assert made.seconds == {"one": 6.0, None: 2.0}
 
 
+def test_other_lengths_of_outputs_are_other_programs(monkeypatch):
+    log = []
+    monkeypatch.setattr(
+        measuring, "warm", lambda jobs, *_: log.append(jobs[0].max_new_tokens) or {}
+    )
+    made = measuring.Programs([])
+    for most in (4, 8, 4):
+        made.warm(job(1, 3)._replace(max_new_tokens=most))
+    assert log == [4, 8]
+
+
 def test_this_process_has_maps():
     assert 0 <= measuring.maps() < measuring.most_maps()
 

@@ -53,12 +53,17 @@ def simulate(conversation, gamma, ngram):
     return rounds, int(passed.sum()), tested, passed
 
 
+def measure(*arguments, **options):
+    """The counts of each conversation."""
+    return [counts for counts, _ in replay.measure_rounds(*arguments, **options)]
+
+
 def test_prompt_lookup_against_plain_python_in_every_batch():
     """Every count of a chain, of each conversation; the same with another batch size."""
     target, texts = replay.recorded(6), conversations(10)
     drafter = drafters.make("prompt_lookup", target, gamma=4, max_ngram=2)
     method = Method("lookup", drafter, accept.load("chain"), ModelParams({}, {}))
-    counted = replay.measure(method, texts, batch_size=4)
+    counted = measure(method, texts, batch_size=4)
     for text, counts in zip(texts, counted, strict=True):
         rounds, accepted, tested, passed = simulate(text, 4, 2)
         assert counts.tokens == len(text.output)
@@ -66,7 +71,7 @@ def test_prompt_lookup_against_plain_python_in_every_batch():
         assert counts.tested.tolist() == tested.tolist()
         assert counts.passed.tolist() == passed.tolist()
     assert metrics.total(counted).accepted > 20
-    single = replay.measure(method, texts[::-1], batch_size=1)[::-1]
+    single = measure(method, texts[::-1], batch_size=1)[::-1]
     jax.tree.map(np.testing.assert_array_equal, single, counted)
 
 
@@ -118,7 +123,7 @@ def test_a_replay_has_the_counts_of_the_decoding(name, rule, record):
         for row, (prompt, text) in enumerate(zip(PROMPTS, record, strict=True))
     ]
     method = Method(name, case.drafter, rule, ModelParams(table, draft))
-    replayed = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
+    replayed = measure(method, texts, batch_size=4, max_new_tokens=NEW)
     for row in range(4):
         for own in counts:
             # A recording is not fed: a replay has no such count.
@@ -136,7 +141,7 @@ def test_a_replay_with_a_controller_that_rests_has_the_counts_of_the_decoding(na
     pairs = zip(PROMPTS, record, strict=True)
     texts = [Trace(prompt, text[len(prompt) :].tolist(), "") for prompt, text in pairs]
     method = Method(name, drafter, rule, params)
-    replayed = replay.measure(method, texts, batch_size=4, max_new_tokens=NEW)
+    replayed = measure(method, texts, batch_size=4, max_new_tokens=NEW)
     decoded = counts_of_a_loop(target, drafter, rule, params, record)
     for mine, own in zip(decoded, replayed, strict=True):
         jax.tree.map(np.testing.assert_array_equal, mine._replace(verified=None), own)
@@ -170,4 +175,4 @@ def test_methods_that_need_more_than_a_recording_are_refused():
     reader = case.drafter._replace(init=lambda params, *rest: params.target["embed"])
     method = Method("", reader, accept.load("chain"), case.params)
     with pytest.raises(UserError, match="draft_model reads the target's weights"):
-        replay.measure(method, [Trace([1], [1])], batch_size=1)
+        measure(method, [Trace([1], [1])], batch_size=1)

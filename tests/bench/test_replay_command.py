@@ -145,6 +145,7 @@ MISTAKES = {
     "no drafts": (["--config.drafter.gamma=0"], "gamma is 0"),
     "reads the target": (["--config.drafter.name=jacobi"], "jacobi reads what the target computes"),
     "warm": (["--config.drafter.warm=True"], "warm=True"),
+    "memory": (["--config.drafter.name=suffix", "--config.drafter.memory=9"], "memory is 9"),
     "another mode": (["--config.mode=generate"], "config.max_new_tokens is 0"),
     "unknown drafter": (["--config.drafter.name=medusa9"], "unknown drafter 'medusa9'"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,22 @@ def test_the_fingerprint_covers_every_source_file(tmp_path, monkeypatch):
     assert progress.fingerprint({}, []) == before
     source.write_text("12")
     assert progress.fingerprint({}, []) != before
+
+
+@pytest.mark.parametrize(
+    "text", ["{a}", "{a}, {b}", "ltd:profile={a}", "goodput:slack=1,profile={b}"]
+)
+def test_files_inside_a_text_are_named(tmp_path, text):
+    a, b = tmp_path / "a", tmp_path / "b"
+    for path in (a, b):
+        path.write_text("1")
+    settings = {"drafter": [{"keys": text.format(a=a, b=b)}]}
+    named = {path for path, _ in progress.named_files(settings)}
+    assert named == {str(path) for path in (a, b) if str(path) in settings["drafter"][0]["keys"]}
+    before = progress.inputs(settings)
+    for path in named:
+        Path(path).write_text("12")
+        assert progress.inputs(settings) != before
 
 
 def test_an_incomplete_line_is_dropped(tmp_path):

@@ -507,6 +507,7 @@ def test_mistakes(cli, common, tmp_path, questions):
         (["--config.trace_prompts=-1"], "config.trace_prompts is -1"),
         (["--config.trace_tokens=-1"], "config.trace_tokens is -1"),
         (["--config.proof=('none.json',)"], "the proof none.json cannot be read"),
+        (["--config.proof=(1,)"], "config.proof"),
         (
             ["--config.mode=generate", "--config.grid.gammas=(1,2)"],
             "config.grid is for modes bench and replay",

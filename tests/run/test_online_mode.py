@@ -87,7 +87,10 @@ def test_a_stream_with_a_change_of_topic(cli, common, draft, tmp_path, monkeypat
     assert not np.array_equal(
         before.params["embed"]["embedding"], after.params["embed"]["embedding"]
     )
-    # The same stream, killed after its first checkpoint, and resumed by the same command.
+    # The same stream, killed after its first checkpoint, and resumed by the same command, in a
+    # workdir with the results of another mode.
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text('{"mode": "bench"}')
     real = stream.serve
 
     def killed(*arguments):

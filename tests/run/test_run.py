@@ -434,8 +434,9 @@ def test_a_lock_that_its_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeyp
     assert not path.exists()
 
 
-def test_a_training_run_is_not_overwritten(cli, target, tmp_path):
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+@pytest.mark.parametrize("name", ["checkpoints", "generated", "ngram_tables.json"])
+def test_a_training_run_is_not_overwritten(cli, target, tmp_path, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
     status, _, err, _ = cli(
         GENERATE, f"--config.target={target}", "--config.prompt=x", workdir=tmp_path / "run"
     )

@@ -127,7 +127,9 @@ def test_a_first_save_that_was_killed_is_removed(tmp_path):
 
 
 @fast
-@pytest.mark.parametrize("text", [b"", b'{"heldout_loss": ', b"\xff\xfe", b"[]", b'{"heldout_loss": "much"}'])
+@pytest.mark.parametrize(
+    "text", [b"", b'{"heldout_loss": ', b"\xff\xfe", b"[]", b'{"heldout_loss": "much"}']
+)
 def test_damaged_metrics_fall_back(tmp_path, text):
     messages: list[str] = []
     with checkpoint.Checkpoints(tmp_path, {}, messages.append, higher_is_better=True) as first:

@@ -271,10 +271,18 @@ def test_an_error_is_one_line_and_nothing_is_written(folder, tmp_path, changes, 
     assert "\n" not in str(error.value) and not (tmp_path / "work").exists()
 
 
-def test_a_training_run_is_not_overwritten(folder, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="holds a training run"):
+@pytest.mark.parametrize("name", ["checkpoints", "datastore.json"])
+def test_a_training_run_is_not_overwritten(folder, tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"holds a training run .{name}."):
         recipes.run(config(folder), tmp_path)
+
+
+def test_a_manifest_of_another_program_is_one_line(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"files": []}')
+    with pytest.raises(UserError, match="is damaged, or no generated text of specjax") as error:
+        generated_text.target_fingerprint(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_progress_is_reported(folder, run, tmp_path, capsys):

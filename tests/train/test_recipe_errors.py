@@ -49,6 +49,11 @@ from specjax.train import recipes
             {"target": "TARGET", "data__on_policy": 1.0},
             "on_policy_prompt is 32; it must be at least 1 and below",
         ),
+        (
+            "distill",
+            {"target": "TARGET", "data__on_policy_prompt": 16},
+            "on_policy_prompt is 16 and config.data.on_policy is 0.0, so it has no effect",
+        ),
         ("distill", {"target": "TARGET", "loss__divergence": "kl"}, "must be one of forward_kl"),
         (
             "distill",

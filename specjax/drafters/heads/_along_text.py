@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import tree
+from specjax.bound import Bound
 from specjax.drafters import _foresee
 from specjax.drafters._foresee import Along, Texts
 from specjax.drafters.growth import Plan
@@ -41,6 +42,8 @@ class Drafts(NamedTuple):
     ids: np.ndarray | None = None  # i32[V_d] the token of each logit; None: all tokens
     ahead: int = 2  # how many tokens after its place depth 0 predicts
     first: int = 0  # the depth in a draft of depth 0 here
+    # (the target's hidden states f[B,T,D], their logits), where few of these are read: ``few``.
+    few: tuple[Array, Callable[[Array], Array]] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,8 +61,10 @@ class Drafts(NamedTuple):
         return self.at(tokens, depth), self.at(counted, depth)
 
     def teachers(self, depth: Any) -> Array:
-        """f[B,P,V]: the target's logits of the tokens that a depth predicts."""
-        return self.later(depth + self.ahead - 1, depth, self.teacher)
+        """f[B,P,V]: the target's logits of the tokens that a depth predicts, as constants."""
+        values, logits = self.few or (self.teacher, lambda same: same)
+        later = self.later(depth + self.ahead - 1, depth, values)
+        return jax.lax.stop_gradient(logits(later))
 
     def at(self, values: Array, depth: Any) -> Array:
         """[B,P,...]: values [B,T,...] at the places of a depth."""
@@ -149,6 +154,18 @@ def output(target: LM, params: Params, batch: Batch) -> Output:
     dtype = jax.eval_shape(target.embed, params, batch.tokens).dtype
     stored = jax.tree.map(lambda x: x.astype(dtype), batch.features)
     return Output(target.unembed(params, stored.hidden), stored.hidden, tuple(stored.taps))
+
+
+def few(
+    target: LM, params: Params, out: Output, places: Array | None, depths: int
+) -> tuple[Array, Callable[[Array], Array]] | None:
+    """``Drafts.few`` if drafts at ``places`` read fewer logits than the text has; otherwise None.
+
+    ``out.logits`` are not computed then. ``params`` are the target's.
+    """
+    if places is None or places.shape[1] * depths >= out.hidden.shape[1]:
+        return None
+    return None if target.unembed is None else (out.hidden, Bound(target.unembed, params))
 
 
 def ahead(x: Array, by: Any, size: int) -> Array:

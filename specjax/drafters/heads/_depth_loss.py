@@ -117,7 +117,6 @@ def term_of(drafts: Drafts, keys: LossKeys, number: Array, more: More | None = N
     add.
     """
     first = jnp.maximum(number, 1)
-    drafts = drafts._replace(teacher=jax.lax.stop_gradient(drafts.teacher))
 
     def term(carry: tuple[Any, Pace | None], depth: Any) -> tuple[Array, Metrics, Any]:
         state, pace = carry

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 from specjax import files, sharding
+from specjax.bench import results
 from specjax.config import Config
 from specjax.errors import UserError
 from specjax.train import loop, optimise
@@ -131,8 +132,7 @@ def _stored_config(workdir: Path, objective: str) -> dict | None:
     Raises UserError if there is something else.
     """
     others = [path.name for path in workdir.glob("*.safetensors")]
-    names = ("generated", "features", *(f"{name}.json" for name in lookup_data.OBJECTIVES.values()))
-    others += [name for name in names if (workdir / name).exists()]
+    others += [name for name in results.DATA if (workdir / name).exists()]
     path = workdir / "config.json"
     stored = files.read_json(path) if path.exists() else None
     if stored is not None and (stored.get("mode"), stored.get("objective")) != ("train", objective):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import drafters, files, registry, sharding
+from specjax.bench.results import check_no_training
 from specjax.config import Config
 from specjax.data import feature_store, generated_text
 from specjax.drafters.files import head_files
@@ -193,22 +194,15 @@ def write_data(
     workdir: Path,
     manifest: Path,
     prepare: Callable[[Config, Path], Data],
-    others: Sequence[str] = (),
 ) -> dict:
     """Writes the data of an objective; returns their summary.
 
     Writes config.json, plan.json, the data, summary.json, and the manifest as the last file.
-    Finished data are left unchanged. ``others``: what else ``workdir`` must not hold. Raises
-    UserError for a workdir with something else, and for another configuration or plan.
+    Finished data are left unchanged. Raises UserError for a workdir with something else, and for
+    another configuration or plan.
     """
     resolved, folder = as_json(config), manifest.parent
-    for other in ("model", "checkpoints", *others):
-        if (workdir / other).exists():
-            what = "another run" if other in others else "a training run"
-            raise UserError(
-                f"{workdir} holds {what} ({other}), which this would overwrite; choose another "
-                "--workdir"
-            )
+    check_no_training(workdir, manifest.name if folder == workdir else folder.name)
     if manifest.exists():
         if not all((workdir / name).exists() for name in ("config.json", "summary.json")):
             raise UserError(

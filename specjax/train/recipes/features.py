@@ -70,7 +70,7 @@ def run(config: Config, workdir: Path) -> dict:
     manifest. Resumes a killed command; finished features are left unchanged. Raises UserError.
     """
     manifest = workdir / "features" / "manifest.json"
-    return common.write_data(config, workdir, manifest, _prepare, ("generated",))
+    return common.write_data(config, workdir, manifest, _prepare)
 
 
 def _prepare(config: Config, workdir: Path) -> common.Data:

@@ -107,7 +107,7 @@ def _joined(
     weight = keys.pop("weight", None)
     drafter, how = drafters.make(target=target.lm, **keys), pretrained(keys["name"])
     assert how is not None and drafter.training is not None and drafter.training.loss is not None
-    draft = _first_heads(config, drafter, target)
+    draft = _first_heads(config, drafter, target, how.first, keys)
     count = len(next(iter(draft.values())))
     common.check_loss_keys(config.loss, how.allowed, f"{drafter.name} with a target")
     weights = {**how.loss, **config.loss.to_dict()}
@@ -139,11 +139,12 @@ def _joined(
     return task, save_both
 
 
-def _first_heads(config: Config, drafter: Drafter, target: hf.Loaded) -> Params:
-    """The heads' first parameters: random ones beside a random target."""
+def _first_heads(
+    config: Config, drafter: Drafter, target: hf.Loaded, first: Any, keys: dict[str, Any]
+) -> Params:
+    """The heads' first parameters: random ones beside a random target, if ``first`` makes them."""
     key, make = jax.random.fold_in(jax.random.key(config.seed), 1), place(config.mesh).make
-    how, keys = pretrained(drafter.name), given(config.drafter)
-    if how is not None and (first := how.first) is not None and not config.init:
+    if first is not None and not config.init:
         return make(lambda key: first(target.lm, key, keys), key)
     assert drafter.training is not None and drafter.training.start is not None
     return make(drafter.training.start, target.params, key)

@@ -404,7 +404,7 @@ def test_a_recording_with_a_tokenizer_takes_another_vocabulary():
     assert known is replay.recorded(3, "x", target.token_bytes)
     method = replay.method(known, choice, 0, "x")
     texts = [Trace([0, 1], [0, 1, 2, 1, 0, 0], None)]
-    [counts] = replay.measure(method, texts, batch_size=1)
+    [(counts, _)] = replay.measure_rounds(method, texts, batch_size=1)
     assert counts.tokens == 6 and 2 <= counts.rounds <= 6
 
 

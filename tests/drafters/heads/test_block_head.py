@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import heads_along_text as _along_text
 from internals import heads_block as _block
 from internals import heads_block_corrections as corrections
 from internals import heads_block_network as _block_network
@@ -430,6 +431,32 @@ def test_loss_of_random_blocks():
     gradient = jax.grad(lambda own: loss(own, params.target, batch, jax.random.key(0))[0])
     leaves = jax.tree.leaves_with_path(gradient(params.draft))
     assert all(np.abs(np.asarray(leaf)).max() > 0 for _, leaf in leaves), leaves
+
+
+@pytest.mark.parametrize("name", ["dspark", "hydra"])
+def test_few_places_read_few_logits_of_the_target(name, monkeypatch):
+    """The loss and its gradients are those of all logits."""
+    if name == "dspark":
+        drafter, params = made("dspark")
+        target, draft = params.target, params.draft
+    else:
+        drafter = cases.random_heads("hydra", *target_of(), heads=2)
+        target, draft = target_of()[1], drafter.init_params(None)
+    batch = Batch(jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, 8))))
+    weights = {"ce": 0.5, "teacher": 1.0, "places": 2}
+
+    def loss(own, of_target):
+        return drafter.training.loss(own, of_target, batch, jax.random.key(0), **weights)[0]
+
+    found = []
+    for few in (_along_text.few, lambda *_: None):
+        monkeypatch.setattr(_along_text, "few", few)
+        both = jax.value_and_grad(loss, argnums=(0, 1))
+        compiled = jax.jit(both).lower(draft, target).compile()
+        found.append((compiled(draft, target), compiled.cost_analysis()["flops"]))
+    (some, fewer), (whole, more) = found
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), some, whole)
+    assert fewer < more
 
 
 def test_the_base_loss_falls_to_nothing():

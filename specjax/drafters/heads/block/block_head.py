@@ -554,7 +554,8 @@ def loss(
     out = _along_text.output(target, target_params, batch)
     chosen = _along_text.random_places(key, batch, 2, count, keys.places)
     outputs = _run(net, pair, out, batch, count)(chosen)
-    again = Bound(_drafts, net, pair, out, batch, outputs, chosen)
+    few = _along_text.few(target, target_params, out, chosen, count)
+    again = Bound(_drafts, net, pair, out, batch, outputs, chosen, few)
     parts = _parts(net, again(), keys, again)
     number = parts[0][1].number_of_labels(count)
     more = Bound(_confidence_term, net, keys.confidence)
@@ -681,11 +682,13 @@ def _drafts(
     batch: Batch,
     outputs: Array,
     places: Array | None = None,
+    few: Any = None,
     tokens: Sequence[Array] | None = None,
 ) -> Drafts:
     """The corrected logits of blocks with these outputs [B,P,F,D] behind places; None: all.
 
-    They are corrected by ``tokens`` i32[B,P] of each depth; None: the text's.
+    ``few`` as in ``Drafts``. The logits are corrected by ``tokens`` i32[B,P] of each depth; None:
+    the text's.
     """
 
     def text(by: int) -> Array:
@@ -703,7 +706,7 @@ def _drafts(
     state = network.first_state(net, params, outputs, text(0))
     chosen = places if places is None else (places,) * (outputs.shape[2] - net.shape.first)
     start = Corrected(jnp.zeros(()), state, None), None
-    return Drafts(batch, out.logits, step, start, chosen, net.ids)
+    return Drafts(batch, out.logits, step, start, chosen, net.ids, few=few)
 
 
 def _run(

@@ -242,7 +242,8 @@ def drafts(
     step, every = Bound(_step_along, heads, params, batch.tokens, places), None
     if places is not None:
         features, every = _along_text.at(features, places), (places,) * heads.depth
-    return Drafts(batch, out.logits, step, heads.begin(params, features), every)
+    few = _along_text.few(target, params.target, out, places, heads.depth)
+    return Drafts(batch, out.logits, step, heads.begin(params, features), every, few=few)
 
 
 def _step_along(
