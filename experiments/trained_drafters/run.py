@@ -18,10 +18,10 @@ A chat model answers questions and is measured on others:
         --methods="eagle;eagle, dynamic tree;eagle3"
 
 --answers takes answers that are there, such as an unpacked archive of assets/answers, in place of
-generating them. --features stores the target's features once for all heads; --own gives keys to single drafters;
---methods measures only these labels. The tokens per second of training are the median of the run's
-own records, without those of steps that evaluated; --timed measures them again after all runs, one
-drafter after the other.
+generating them. --features stores the target's features once for all heads; --own gives keys to
+single drafters; --methods measures only these labels. The tokens per second of training are the
+median of the run's own records, without those of steps that evaluated; --timed measures them again
+after all runs, one drafter after the other.
 """
 
 from __future__ import annotations

@@ -441,7 +441,7 @@ def test_a_training_run_is_not_overwritten(cli, target, tmp_path, name):
         GENERATE, f"--config.target={target}", "--config.prompt=x", workdir=tmp_path / "run"
     )
     assert status == 2 and "holds a training run" in err
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["checkpoints"]
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [name]
 
 
 @pytest.mark.parametrize(
