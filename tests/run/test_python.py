@@ -104,7 +104,7 @@ def test_mistakes_write_nothing(loaded, methods, tmp_path):
         ({"max_new_tokens": long}, f"the model has {long} positions"),
         ({"proof": [3]}, "proof has an object of type int"),
         ({"proof": ["none.json"]}, "the proof none.json cannot be read"),
-        ({"workdir": tmp_path / "trained"}, "holds a training run (model), which this would overwrite"),
+        ({"workdir": tmp_path / "trained"}, "holds a training run (model), which"),
     ]:
         keys = {"methods": methods, "prompts": ["def"], "workdir": tmp_path / "no", **SHORT}
         with pytest.raises(UserError) as error:
