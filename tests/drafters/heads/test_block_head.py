@@ -435,7 +435,7 @@ def test_loss_of_random_blocks():
 
 @pytest.mark.parametrize("name", ["dspark", "hydra"])
 def test_few_places_read_few_logits_of_the_target(name, monkeypatch):
-    """The loss and its gradients are those of all logits."""
+    """The loss and its gradients are those of all logits, which are constants."""
     if name == "dspark":
         drafter, params = made("dspark")
         target, draft = params.target, params.draft
@@ -448,14 +448,21 @@ def test_few_places_read_few_logits_of_the_target(name, monkeypatch):
     def loss(own, of_target):
         return drafter.training.loss(own, of_target, batch, jax.random.key(0), **weights)[0]
 
-    found = []
-    for few in (_along_text.few, lambda *_: None):
-        monkeypatch.setattr(_along_text, "few", few)
-        both = jax.value_and_grad(loss, argnums=(0, 1))
-        compiled = jax.jit(both).lower(draft, target).compile()
-        found.append((compiled(draft, target), compiled.cost_analysis()["flops"]))
-    (some, fewer), (whole, more) = found
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), some, whole)
+    def measured():
+        compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(draft, target).compile()
+        return compiled(draft, target), compiled.cost_analysis()["flops"]
+
+    def constant(drafts, depth):
+        return jax.lax.stop_gradient(teachers(drafts, depth))
+
+    some, fewer = measured()
+    teachers = _along_text.Drafts.teachers
+    equal = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    monkeypatch.setattr(_along_text.Drafts, "teachers", constant)
+    jax.tree.map(equal, some, measured()[0])
+    monkeypatch.setattr(_along_text, "few", lambda *_: None)
+    whole, more = measured()
+    jax.tree.map(equal, some, whole)
     assert fewer < more
 
 
