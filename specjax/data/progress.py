@@ -59,9 +59,10 @@ def named_files(value: Any) -> list:
         return [stamp for each in inner for stamp in named_files(each)]
     if not isinstance(value, str):
         return []
-    # Also the files of a list, and one in the keys of a controller: "ltd:profile=FILE".
-    parts = dict.fromkeys((value, *(each.strip() for each in re.split("[,;:=]", value))))
-    return [stamp for each in parts if each for stamp in _stamps(each)]
+    # Also the files of a list, and one behind a name or a key: "gsm8k:FILE", "ltd:profile=FILE".
+    parts = [part.strip() for part in (value, *re.split("[,;]", value))]
+    ends = [end for part in parts for end in (part, part.partition(":")[2], part.split("=")[-1])]
+    return [stamp for each in dict.fromkeys(ends) if each for stamp in _stamps(each)]
 
 
 def _stamps(name: str) -> list[tuple[str, str]]:

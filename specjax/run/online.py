@@ -39,7 +39,10 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     from specjax.train import stream
 
     console = terminal.console()
-    _check_workdir(workdir)
+    own = _is_online(workdir)
+    if not own:
+        # A run of another mode, which this would overwrite.
+        results.check_no_training(workdir)
     target = build.target(settings)
     if target.lm.encoder is not None:
         raise UserError(
@@ -53,7 +56,7 @@ def online(settings: Settings, workdir: Path, command: str | None) -> None:
     facts = provenance.target(target.params, name="", directory=target.directory)
     workdir.mkdir(parents=True, exist_ok=True)
     # Until the results are written, it says whose checkpoints these are.
-    if not _is_online(workdir):
+    if not own:
         files.write_text(workdir / "config.json", settings.config_json)
     what = {"requests": build.digest(job.prompts), "target": facts["weights_sha256"]}
     lasting, every = _lasting(settings) | what, settings.online.checkpoint_every
@@ -89,13 +92,8 @@ def _prepared(
     return job, method, online_lib.learner(job, method, loss, optimiser, options)
 
 
-def _check_workdir(workdir: Path) -> None:
-    """Raises UserError if the directory holds a run of another mode, which this would overwrite."""
-    if not _is_online(workdir):
-        results.check_no_training(workdir)
-
-
 def _is_online(workdir: Path) -> bool:
+    """Whether the directory holds a run of this mode."""
     config = workdir / "config.json"
     return config.is_file() and files.read_json(config).get("mode") == "online"
 

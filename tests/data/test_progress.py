@@ -28,7 +28,7 @@ def test_the_fingerprint_covers_every_source_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["{a}", "{a}, {b}", "ltd:profile={a}", "goodput:slack=1,profile={b}"]
+    "text", ["{a}", "gsm8k:{a}", "{a}, {b}", "ltd:profile={a}", "goodput:slack=1,profile={b}"]
 )
 def test_files_inside_a_text_are_named(tmp_path, text):
     a, b = tmp_path / "a", tmp_path / "b"
