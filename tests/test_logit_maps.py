@@ -42,7 +42,7 @@ def text_of(maps):
         for each in (PROMPTS, [p + o for p, o in zip(PROMPTS, OUTPUTS, strict=True)])
     )
     maps = maps.replace(prompt=prompt)
-    return maps, logit_maps.read(maps, jnp.asarray(tokens), length, V)
+    return maps, jax.jit(logit_maps.read, static_argnums=3)(maps, jnp.asarray(tokens), length, V)
 
 
 @pytest.mark.fast
@@ -87,10 +87,11 @@ def test_a_text_has_the_maps_of_each_prefix():
 def test_a_draft_without_an_allowed_token_keeps_its_logits():
     maps = sampling.make_sampling(1, banned=[0, 1], vocab_size=3).maps
     assert maps is not None
-    text = logit_maps.read(maps, jnp.zeros((1, 2), jnp.int32), jnp.asarray([2]), 3)
+    read = jax.jit(logit_maps.read, static_argnums=3)
+    text = read(maps, jnp.zeros((1, 2), jnp.int32), jnp.asarray([2]), 3)
     few = jnp.asarray([[[0.5, 0.2, -jnp.inf]]])
-    np.testing.assert_array_equal(logit_maps.for_draft(maps, text, few), few)
-    assert np.isneginf(logit_maps.mapped(maps, text, few)).all()
+    np.testing.assert_array_equal(jax.jit(logit_maps.for_draft)(maps, text, few), few)
+    assert np.isneginf(jax.jit(logit_maps.mapped)(maps, text, few)).all()
 
 
 @pytest.mark.fast
@@ -281,6 +282,6 @@ def test_the_maps_are_those_of_transformers():
     ).maps
     assert maps is not None
     maps = maps.replace(prompt=jnp.asarray([4]))
-    read = logit_maps.read(maps, jnp.asarray(text), jnp.asarray([7]), V)
-    ours = logit_maps.mapped(maps, read, jnp.asarray(logits)[:, None])[:, 0]
+    read = jax.jit(logit_maps.read, static_argnums=3)(maps, jnp.asarray(text), jnp.asarray([7]), V)
+    ours = jax.jit(logit_maps.mapped)(maps, read, jnp.asarray(logits)[:, None])[:, 0]
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)

@@ -216,9 +216,9 @@ def _with_head(apply, both, *args):
 def test_apply_changes_nothing_and_commit_writes_only_the_path():
     model, params = testing.tiny()
     cache = model.init_cache(2, 16)
-    _, block = model.apply(params, jnp.asarray([[1, 2, 3], [4, 5, 6]]), cache)
-    before = jax.device_get(cache)
-    after = model.commit(cache, block, jnp.asarray([2, 1]), jnp.asarray([[0, 2, -1], [1, -1, -1]]))
+    _, block = jax.jit(model.apply)(params, jnp.asarray([[1, 2, 3], [4, 5, 6]]), cache)
+    before, paths = jax.device_get(cache), jnp.asarray([[0, 2, -1], [1, -1, -1]])
+    after = jax.jit(model.commit)(cache, block, jnp.asarray([2, 1]), paths)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(cache))
     assert after.length.tolist() == [2, 1]
     for buffer, own in zip(after.k + after.v, block.k + block.v, strict=True):

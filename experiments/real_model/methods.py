@@ -37,10 +37,13 @@ def build(
         profile: the measured costs that controllers without a profile of their own read.
     """
     chosen = choices(target, generated, draft)
-    own = {name: spelled(name) for name in names if "=" in name}
-    if unknown := [name for name in names if name not in chosen | own]:
+    own = {label_of(name): spelled(name) for name in names if "=" in name}
+    labels = [label_of(name) for name in names]
+    if unknown := [label for label in labels if label not in chosen | own]:
         raise SystemExit(f"unknown method {unknown[0]!r}; it must be one of {'; '.join(chosen)}")
-    wanted = {name: (chosen | own)[name] for name in names or chosen}
+    wanted = {label: (chosen | own)[label] for label in labels or chosen}
+    if len(wanted) < len(labels):
+        raise SystemExit(f"two of the methods {'; '.join(labels)} have one name")
     return [make(target, label, keys, temperatures, profile) for label, keys in wanted.items()]
 
 
@@ -55,10 +58,15 @@ def make(
     own = {key: value for key, value in keys.items() if key != "accept"}
     if profile is not None and control.wants_profile(own.get("control")):
         own["control"] += f"{',' if ':' in own['control'] else ':'}profile={profile}"
-    choice = MethodChoice(own, keys.get("accept", "chain"), {})
+    choice = MethodChoice(own, keys.get("accept", ""), {})
     return methods_lib.build(
         target.lm, target.params, choice, label=label, seed=0, temperatures=temperatures
     )
+
+
+def label_of(text: str) -> str:
+    """The label of a method in words, without the directory of its model."""
+    return " ".join(word for word in text.split() if not word.startswith("model="))
 
 
 def spelled(text: str) -> dict[str, Any]:

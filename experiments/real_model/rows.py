@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.real_model.measuring import Run
@@ -14,8 +16,12 @@ from specjax.bench import lossless, results, uncertainty
 from specjax.bench.metrics import Counts, total
 from specjax.bench.passes import Method
 from specjax.bench.uncertainty import Work
+from specjax.models.transformer_config import TransformerConfig
+from specjax.theory import devices, roofline
 
 PLAIN = "plain decoding"
+DEVICES = ("H100 SXM", "TPU v5e")  # of the predictions
+CONTEXT = 256  # cached tokens of each row in the predictions
 Batches = Sequence[Mapping[str, Any]]  # of ``to_json``
 
 
@@ -103,6 +109,28 @@ def _row(
     if temperature == 0:
         row["lossless"] = lossless.greedy_identity(_outputs(plain), outputs)._asdict()
     return row
+
+
+def predicted(
+    row: Mapping[str, Any], method: Method, config: TransformerConfig
+) -> dict[str, float]:
+    """Device -> the speed-up by the roofline in bfloat16, from the measured tokens per round.
+
+    Each depth of a draft reads all parameters of the drafter once. Launches are not modelled.
+    """
+    leaves = jax.tree.leaves(method.params.draft)
+    size = sum(leaf.size for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
+    draft = roofline.Model(size, 2 * size, 0, 2 * size)
+    target, found = roofline.model_of(config), {}
+    depth, nodes, rows = row["gamma"], row["nodes"], row["batch_size"]
+    for name in DEVICES:
+        machine = devices.named(name).machine()
+        one, verify = (
+            roofline.pass_time(machine, target, rows, CONTEXT, tokens) for tokens in (1, nodes + 1)
+        )
+        step = roofline.pass_time(machine, draft, rows, 0, -(-nodes // depth)) if size else 0.0
+        found[name] = row["block_efficiency"] * one / (verify + depth * step)
+    return found
 
 
 def _outputs(batches: Batches) -> list[list[int]]:

@@ -197,15 +197,18 @@ def main(argv: Sequence[str]) -> None:
             return
         jax.clear_caches()
     every: list[dict[str, Any]] = []
+    named = {method.name: method for method in methods}
     for batch, temperature in itertools.product(args.batch_sizes, args.temperatures):
         tasks = questions(args.prompts, target, args.questions, batch)
         files = {task: path_of(args.workdir, batch, temperature, task) for task in tasks}
         every += rows.rows(
             {task: json.loads(file.read_text()) for task, file in files.items()},
-            {method.name: method for method in methods},
+            named,
             batch,
             temperature,
         )
+    for row in every:
+        row["predicted"] = rows.predicted(row, named[row["method"]], target.config)
     facts = provenance.target(target.params, name="", directory=target.directory)
     result = record(__file__, [without_folder(argument) for argument in argv], stopwatch) | {
         "target": facts,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from experiments.tables import number, source, table
+
+HEADS = Path(__file__).parent / "heads.json"  # heads and a distilled model, longer answers
 
 
 def tables(results: dict) -> str:
+    """The tables of all methods without heads, then those with."""
+    return f"{_of(results)}\n\n**Heads**\n\n{_of(json.loads(HEADS.read_text()))}"
+
+
+def _of(results: dict) -> str:
     """By temperature tau and loops of each task, then the speed-ups of each batch size."""
     rows = results["rows"]
     settings = sorted({(row["temperature"], row["batch_size"]) for row in rows})
@@ -39,7 +49,28 @@ def tables(results: dict) -> str:
         ]
         first = ("plain decoding, tokens/s", *(number(rate, ".1f") for rate in plain))
         texts.append(f"{title}\n\n{table(heads, [first, *lines])}")
+    if any("predicted" in row for row in rows):
+        texts.append(_predictions(methods, settings, at))
     return "\n\n".join(texts)
+
+
+def _predictions(methods: list[str], settings: list[tuple], at: dict[tuple, dict]) -> str:
+    """The speed-ups by the roofline of each device, over all tasks."""
+    names = at[*settings[0], methods[0], None]["predicted"]
+    heads = [f"{name}: T={t:g}, batch {batch}" for name in names for t, batch in settings]
+    lines = [
+        (
+            method,
+            *(
+                f"{at[*s, method, None]['predicted'][name]:.2f}x"
+                for name in names
+                for s in settings
+            ),
+        )
+        for method in methods
+    ]
+    title = "**Predicted, not measured: the roofline's speed-up with this tau, without launches**"
+    return f"{title}\n\n{table(['method', *heads], lines)}"
 
 
 def _tau(row: dict) -> str:

@@ -212,7 +212,7 @@ def tables(results: dict) -> str:
         heads = ("rows seen", "held-out loss", "tau, T = 0", "tau, T = 1")
         parts += [f"**{name}**\n\n{source(found)}"]
         parts += [table(heads, rows)] * bool(rows)
-        parts += [by_task(found["bench"])]
+        parts += [by_task(found["bench"])] * bool(found["bench"])
     return "\n\n".join(parts)
 
 

@@ -242,16 +242,17 @@ def test_rows_of_others_and_what_a_model_missed(tmp_path):
     tokens = jnp.broadcast_to(jnp.arange(2), (2, 2))
     draft = Draft(tokens, tokens >= 0, jnp.full((2, 2), -1), depth=1)
     log_prob = jnp.full((2, 2), jnp.log(0.05))
-    *_, state = control.sized(own, own.init(context), draft, log_prob)
+    sized = jax.jit(functools.partial(control.sized, own))
+    *_, state = sized(jax.jit(own.init)(context), draft, log_prob)
     # ``spent`` is the time of this round. 0.006 of a round without a draft are for a trial.
     loss = float(state.spent[0] - state.gained[0])
     assert state.due.tolist() == [np.ceil(loss / 0.006)] * 2 and loss > 0.1
     lost = jnp.asarray([3.0, 0.0])
-    *_, later = control.sized(own, state.replace(lost=lost), draft, log_prob)
+    *_, later = sized(state.replace(lost=lost), draft, log_prob)
     np.testing.assert_allclose(later.lost, min(3 + loss, 4), atol=0.1)
     assert later.lost[0] == later.lost[1] > 3
     nothing = Verdict(jnp.full((2, 3), -1), jnp.zeros((2,), jnp.int32), jnp.full((2, 2), -1))
-    after = own.update(later, draft, nothing)
+    after = jax.jit(own.update)(later, draft, nothing)
     assert after.live.all()
     np.testing.assert_array_equal(after.tested, later.tested)
 

@@ -65,8 +65,8 @@ def test_an_embedding_of_a_token_is_that_token(family):
     rows = target.embed(params, jnp.asarray([9, 1]))
     fed = tokens.at[0, 3].set(32).at[0, 2].set(33)
     cache = target.init_cache(2, 0)
-    expected = target.apply(params, tokens, cache)[0].logits
-    result = target.inside.extended((params, rows), fed, cache)[0].logits
+    expected = jax.jit(target.apply)(params, tokens, cache)[0].logits
+    result = jax.jit(target.inside.extended)((params, rows), fed, cache)[0].logits
     np.testing.assert_array_equal(result, expected)
 
 
