@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,9 @@ from experiments.peers import tables as peers_tables
 from experiments.programs import facts, hlo
 from experiments.programs import programs as programs_study
 from experiments.real_model import measuring as real_model_measuring
+from experiments.real_model import methods as real_model_methods
 from experiments.real_model import profiles as real_model_profiles
+from experiments.real_model import rows as real_model_rows
 from experiments.real_model import run as real_model_study
 from experiments.rollouts import run as rollouts_study
 from experiments.self_speculation import run as self_speculation_study
@@ -56,6 +59,7 @@ from specjax.errors import UserError
 from specjax.models import hf, lm
 from specjax.testing import loop as loops
 from specjax.testing.models import tiny, tiny_config
+from specjax.theory import roofline
 from specjax.topology import shapes
 from specjax.types import Draft, ModelParams
 
@@ -141,6 +145,7 @@ WRITERS = {
         "chat": "real_model.run",
         "chat_hydra": "real_model.run",
         "chat_draft": "real_model.run",
+        "heads": "real_model.run",
         "chat_head": "trained_drafters.chat_head",
         "cost": "draft_lengths.cost",
     }.get(path.stem, f"{path.parent.name}.run")
@@ -524,6 +529,35 @@ def test_real_model_with_controllers(target, tmp_path, monkeypatch):
     assert "\n" not in str(stopped.value) and "remove the file" in str(stopped.value)
     with pytest.raises(SystemExit, match="is no method"):
         real_model_study.main([*argv, f"--workdir={folder}/x", "--methods=none gamma=2 x"])
+
+
+@pytest.mark.fast
+def test_predictions_of_real_model_by_hand(monkeypatch):
+    """Passes bound by memory: each depth of a draft reads the drafter, Hydra a head for each."""
+    monkeypatch.setattr(real_model_rows, "CONTEXT", 100)
+    model = roofline.model_of(common.GPT2)
+    row = {"gamma": 3, "nodes": 6, "batch_size": 2, "block_efficiency": 1.5}
+    head = {"kernel": np.zeros((500, 100), np.float32), "counts": np.zeros(7, np.int32)}
+    plain = model.weight_bytes + 2 * 100 * model.kv_bytes
+    for name, draft, read in (
+        ("eagle3", head, 3 * 2 * 50_000),
+        ("hydra", {"head": {"0": head, "1": head}}, 3 * 2 * 50_000),
+        ("prompt_lookup", {}, 0),
+    ):
+        params = ModelParams(None, draft)
+        method: Any = SimpleNamespace(drafter=SimpleNamespace(name=name), params=params)
+        found = real_model_rows.predicted(row, method, common.GPT2)
+        expected = 1.5 * plain / (plain + read)
+        assert found == pytest.approx(dict.fromkeys(("H100 SXM", "TPU v5e"), expected))
+
+
+@pytest.mark.fast
+def test_methods_of_real_model_are_named_without_their_model():
+    label = real_model_methods.label_of("eagle3 model=runs/head tree=chain:3 siblings=iid")
+    assert label == "eagle3 tree=chain:3 siblings=iid"
+    nothing, twice = cast(Any, None), ["eagle3 model=a gamma=2", "eagle3 model=b gamma=2"]
+    with pytest.raises(SystemExit, match="have one name"):
+        real_model_methods.build(nothing, "", "", twice, [0.0])
 
 
 HEAD_FORMS = {"chain", "drawn chain", "tree"}

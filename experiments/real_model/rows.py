@@ -116,10 +116,13 @@ def predicted(
 ) -> dict[str, float]:
     """Device -> the speed-up by the roofline in bfloat16, from the measured tokens per round.
 
-    Each depth of a draft reads all parameters of the drafter once. Launches are not modelled.
+    Each depth of a draft reads all parameters of the drafter once; Hydra has a head for each depth.
+    Launches are not modelled.
     """
     leaves = jax.tree.leaves(method.params.draft)
     size = sum(leaf.size for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
+    if method.drafter.name == "hydra":
+        size //= len(method.params.draft["head"])
     draft = roofline.Model(size, 2 * size, 0, 2 * size)
     target, found = roofline.model_of(config), {}
     depth, nodes, rows = row["gamma"], row["nodes"], row["batch_size"]

@@ -55,22 +55,20 @@ def _of(results: dict) -> str:
 
 
 def _predictions(methods: list[str], settings: list[tuple], at: dict[tuple, dict]) -> str:
-    """The speed-ups by the roofline of each device, over all tasks."""
-    names = at[*settings[0], methods[0], None]["predicted"]
-    heads = [f"{name}: T={t:g}, batch {batch}" for name in names for t, batch in settings]
-    lines = [
-        (
-            method,
-            *(
-                f"{at[*s, method, None]['predicted'][name]:.2f}x"
-                for name in names
-                for s in settings
-            ),
-        )
-        for method in methods
-    ]
-    title = "**Predicted, not measured: the roofline's speed-up with this tau, without launches**"
-    return f"{title}\n\n{table(['method', *heads], lines)}"
+    """The speed-ups by the roofline over all tasks; devices with equal ones share a table."""
+    columns: dict[tuple, list[str]] = {}
+    for name in at[*settings[0], methods[0], None]["predicted"]:
+        cells = [
+            (method, *(f"{at[*s, method, None]['predicted'][name]:.2f}x" for s in settings))
+            for method in methods
+        ]
+        columns.setdefault(tuple(cells), []).append(name)
+    heads = ["method", *(f"T={t:g}, batch {batch}" for t, batch in settings)]
+    return "\n\n".join(
+        f"**Predicted, not measured: {' and '.join(names)}, by the roofline with this tau in "
+        f"bfloat16, without launches**\n\n{table(heads, lines)}"
+        for lines, names in columns.items()
+    )
 
 
 def _tau(row: dict) -> str:
