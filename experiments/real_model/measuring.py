@@ -63,12 +63,16 @@ def width_of(ids: Sequence[int]) -> int:
     return next(width for width in WIDTHS if width >= len(ids))
 
 
-def read(setting: Setting, prompts: Sequence[Sequence[int]]) -> Read:
-    """Feeds a batch of prompts to the target; missing rows repeat the first prompt."""
+def read(setting: Setting, prompts: Sequence[Sequence[int]], method: Method | None = None) -> Read:
+    """Feeds a batch of prompts to the target, with the taps that the method reads.
+
+    Missing rows repeat the first prompt.
+    """
     rows = [*prompts, *[prompts[0]] * (setting.batch_size - len(prompts))]
     width = max(map(width_of, rows))
     packed, lengths = decode.pack_prompts(rows, width)
-    read = _read(setting.target, setting.slots, setting.params, packed, lengths)
+    target = setting.target if method is None else method.drafter.tapped(setting.target)
+    read = _read(target, setting.slots, setting.params, packed, lengths)
     return jax.block_until_ready(Read(read[0], lengths, *read[1:]))
 
 
@@ -86,8 +90,9 @@ def _begin(drafter, params: ModelParams, read: Read, limit, keys, settings) -> D
     """The state of ``decode.prefill``, without reading the prompts again."""
     read, limit, keys, settings = jax.tree.map(jnp.copy, (read, limit, keys, settings))
     slots = read.tokens.shape[1] - 1
-    width = read.out.hidden.shape[1] + 1
-    context = Context(read.tokens[:, :width], read.lengths, settings, read.cache, ())
+    width, newest = read.out.hidden.shape[1] + 1, (read.lengths - 2)[:, None, None]
+    taps = tuple(jnp.take_along_axis(tap, newest, 1)[:, 0] for tap in read.out.taps)
+    context = Context(read.tokens[:, :width], read.lengths, settings, read.cache, taps)
     return DecodeState(
         tokens=read.tokens,
         length=read.lengths,
@@ -99,7 +104,7 @@ def _begin(drafter, params: ModelParams, read: Read, limit, keys, settings) -> D
         keys=keys,
         round=jnp.zeros((), jnp.int32),
         sampling=settings,
-        taps=(),
+        taps=taps,
         made_for=drafter.tag,
     )
 
@@ -151,11 +156,10 @@ def compile_all(setting: Setting, methods: Sequence[Method], batches: Sequence[S
 
     ``batches`` are prompts of each width that occurs.
     """
-    readings = [read(setting, batch) for batch in batches]
 
     def compile_one(method: Method | None) -> None:
-        for reading in readings:
-            decode_batch(setting, method, reading, [0], 0.0, brief=True)
+        for batch in batches:
+            decode_batch(setting, method, read(setting, batch, method), [0], 0.0, brief=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(compile_one, method) for method in (None, *methods)]:

@@ -96,12 +96,16 @@ def measure_cell(
     starts = range(0, len(some), setting.batch_size)
     for turn, offset in enumerate(starts):
         batch = some[offset : offset + setting.batch_size]
-        read = measuring.read(setting, [each.ids for each in batch])
+        prompts = [each.ids for each in batch]
         order: list[Method | None] = [None, *methods]
+        readings: dict[tuple[int, ...], measuring.Read] = {}
         # Rotate the order: no method always runs first.
         first = turn % len(order)
         for method in order[first:] + order[:first]:
             numbers = [each.number for each in batch]
+            taps = () if method is None else method.drafter.taps
+            read = readings.get(taps) or measuring.read(setting, prompts, method)
+            readings[taps] = read
             run = measuring.decode_batch(setting, method, read, numbers, temperature)
             result[PLAIN if method is None else method.name].append(rows.to_json(run))
     return result
