@@ -31,6 +31,10 @@ other questions (experiments/trained_drafters/questions.py):
     python -m specjax.run --config=configs/distill.py --workdir=runs/draft --config.target=DIR \\
         --config.data.generated=runs/generated --config.pruned=0,29 --config.train.steps=360 \\
         --config.optimiser.name=adamw --config.optimiser.learning_rate=5e-4
+
+``heads.json`` has heads too, and longer answers (--new=32, an hour). Its draft model learned from
+assets/answers/0.tar.xz, unpacked, by the command above with --config.train.batch_size=2 (27
+minutes); the command of Hydra is in experiments/trained_drafters/chat_head.json.
 """
 
 from __future__ import annotations
