@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -225,6 +226,31 @@ def test_the_matrix_of_support_is_that_of_the_tests_and_studies(generated):
     assert not any("proven" in row[rule] for row in rules.values() for rule in lossy)
     assert "real_model" in runs["prompt_lookup"]["T > 0, batch"]
     assert runs["controlled"]["GPU"] == "accelerator" and "v5e" in runs["eagle"]["compiled"]
+
+
+@pytest.mark.fast
+def test_what_the_pages_say_about_heads_of_a_chat_model():
+    """docs/results.md, "A real chat model": tau, speed-ups, and predictions of the roofline."""
+    file = ROOT / "experiments" / "real_model" / "heads.json"
+    rows = [row for row in json.loads(file.read_text())["rows"] if row["category"] is None]
+    for setting in itertools.product((0, 1), (1, 4)):
+        own = {
+            row["method"].removesuffix(" gamma=3"): row
+            for row in rows
+            if (row["temperature"], row["batch_size"]) == setting
+        }
+        tau = {name: row["block_efficiency"] for name, row in own.items()}
+        trained = set(own) - {"prompt_lookup gamma=4"}
+        assert max(tau, key=lambda name: tau[name]) == "eagle3 tree=dynamic"
+        assert all(own[name]["speedup"] < 1 for name in trained)
+        if setting[0]:
+            assert tau["eagle3 tree=chain:3 siblings=iid"] > tau["eagle3 tree=chain:3"] + 0.1
+        for name in trained:
+            assert (own[name]["predicted"]["H100 SXM"] > 1) == name.startswith("eagle3")
+        if setting == (0, 1):
+            chain = own["eagle3 tree=chain:3"]
+            assert round(chain["block_efficiency"] / chain["speedup"], 1) == 1.7
+            assert round(chain["block_efficiency"], 2) == 1.35
 
 
 @pytest.mark.fast

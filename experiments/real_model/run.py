@@ -1,4 +1,4 @@
-"""Every training-free drafter, and a distilled one-layer model, on a real chat model by category.
+"""Every training-free drafter, a distilled model of two layers, and heads on a real chat model.
 
     PYTHONPATH=. python experiments/real_model/run.py --target=DIR --prompts=question.jsonl \\
         --generated=runs/generated --draft=runs/draft --workdir=runs/real
