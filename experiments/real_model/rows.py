@@ -117,7 +117,7 @@ def predicted(
     """Device -> the speed-up by the roofline in bfloat16, from the measured tokens per round.
 
     Each depth of a draft reads all parameters of the drafter once; Hydra has a head for each depth.
-    Launches are not modelled.
+    Tables of n-grams count as read whole, which is too much. Launches are not modelled.
     """
     leaves = jax.tree.leaves(method.params.draft)
     size = sum(leaf.size for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
