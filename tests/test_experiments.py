@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +54,8 @@ from experiments.trained_drafters import questions as questions_study
 from experiments.trained_drafters import run as trained_study
 from experiments.tree_search import run as tree_search_study
 from experiments.vocabularies import run as vocabularies_study
-from specjax import accept, decode, drafters, files
+from specjax import accept, decode, drafters, files, rng, sampling
+from specjax.bench.passes import Method
 from specjax.data import generated_text, shards
 from specjax.errors import UserError
 from specjax.models import hf, lm
@@ -542,18 +544,48 @@ def test_predictions_of_real_model_by_hand(monkeypatch):
     monkeypatch.setattr(real_model_rows, "CONTEXT", 100)
     model = roofline.model_of(common.GPT2)
     row = {"gamma": 3, "nodes": 6, "batch_size": 2, "block_efficiency": 1.5}
-    head = {"kernel": np.zeros((500, 100), np.float32), "counts": np.zeros(7, np.int32)}
+    head = {"kernel": np.zeros((500, 100), np.float32)}
     plain = model.weight_bytes + 2 * 100 * model.kv_bytes
     for name, draft, read in (
         ("eagle3", head, 3 * 2 * 50_000),
         ("hydra", {"head": {"0": head, "1": head}}, 3 * 2 * 50_000),
         ("prompt_lookup", {}, 0),
+        ("ngram_lm", head, 0),
     ):
         params = ModelParams(None, draft)
         method: Any = SimpleNamespace(drafter=SimpleNamespace(name=name), params=params)
         found = real_model_rows.predicted(row, method, common.GPT2)
         expected = 1.5 * plain / (plain + read)
         assert found == pytest.approx(dict.fromkeys(("H100 SXM", "TPU v5e"), expected))
+    exits: Any = SimpleNamespace(drafter=SimpleNamespace(name="early_exit"), params=None)
+    assert real_model_rows.predicted(row, exits, common.GPT2) == {}
+
+
+def test_a_batch_of_real_model_begins_as_every_other(monkeypatch):
+    """The state of ``decode.prefill``, also for a head that reads taps; rows are ragged."""
+    monkeypatch.setattr(real_model_measuring, "WIDTHS", (5,))
+    target, params = tiny("llama", 0)
+    drafter = cases.random_heads("eagle3", target, params, tree="chain:2")
+    rule = accept.load(accept.default_rule(drafter))
+    pair = ModelParams(params, drafter.init_params(None))
+    method = Method("eagle3", drafter, rule, pair)
+    slots = 9 + drafter.nodes
+    setting = real_model_measuring.Setting(target, params, (), 2, 4, slots, 0)
+    prompts = [[1, 2, 3, 4, 5], [3, 4]]
+    read = real_model_measuring.read(setting, prompts, method)
+    keys, settings = rng.row_keys(0, [0, 1]), sampling.make_sampling(2, temperature=1.0)
+    limit = read.lengths + 4
+    ours = real_model_measuring._begin(drafter, pair, read, limit, keys, settings)
+    packed, _ = decode.pack_prompts(prompts)
+    theirs = decode.prefill(
+        target, drafter, pair, packed, read.lengths, keys, max_len=9, limit=limit, sampling=settings
+    )
+    assert theirs.taps and ours.cache.length.tolist() == [4, 1]
+    shown = jnp.where(theirs.tokens < 0, -1, ours.tokens)  # without padding
+    ours = ours.replace(tokens=shown, keys=jax.random.key_data(ours.keys))
+    theirs = theirs.replace(keys=jax.random.key_data(theirs.keys))
+    same = jax.tree.map(lambda a, b: a.shape == b.shape and np.allclose(a, b), ours, theirs)
+    assert all(jax.tree.leaves(same)), same
 
 
 @pytest.mark.fast

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.real_model.measuring import Run
+from specjax import drafters
 from specjax.bench import lossless, results, uncertainty
 from specjax.bench.metrics import Counts, total
 from specjax.bench.passes import Method
@@ -116,23 +116,28 @@ def predicted(
 ) -> dict[str, float]:
     """Device -> the speed-up by the roofline in bfloat16, from the measured tokens per round.
 
-    Each depth of a draft reads all parameters of the drafter once; Hydra has a head for each depth.
-    Tables of n-grams count as read whole, which is too much. Launches are not modelled.
+    Each depth of a draft reads all parameters of the drafter once; Hydra has a head for each depth,
+    and lookups read nothing. Launches are not modelled. Empty for other families of drafters, whose
+    drafts are passes of several models or of the target.
     """
-    leaves = jax.tree.leaves(method.params.draft)
-    size = sum(leaf.size for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
-    if method.drafter.name == "hydra":
+    name, families = method.drafter.name, drafters.families()
+    if name not in [*families["lookup"], *families["draft_models"], *families["heads"]]:
+        return {}
+    size = 0
+    if name not in families["lookup"]:
+        size = sum(leaf.size for leaf in jax.tree.leaves(method.params.draft))
+    if name == "hydra":
         size //= len(method.params.draft["head"])
     draft = roofline.Model(size, 2 * size, 0, 2 * size)
     target, found = roofline.model_of(config), {}
     depth, nodes, rows = row["gamma"], row["nodes"], row["batch_size"]
-    for name in DEVICES:
-        machine = devices.named(name).machine()
+    for device in DEVICES:
+        machine = devices.named(device).machine()
         one, verify = (
             roofline.pass_time(machine, target, rows, CONTEXT, tokens) for tokens in (1, nodes + 1)
         )
         step = roofline.pass_time(machine, draft, rows, 0, -(-nodes // depth)) if size else 0.0
-        found[name] = row["block_efficiency"] * one / (verify + depth * step)
+        found[device] = row["block_efficiency"] * one / (verify + depth * step)
     return found
 
 

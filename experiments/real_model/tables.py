@@ -49,8 +49,9 @@ def _of(results: dict) -> str:
         ]
         first = ("plain decoding, tokens/s", *(number(rate, ".1f") for rate in plain))
         texts.append(f"{title}\n\n{table(heads, [first, *lines])}")
-    if any("predicted" in row for row in rows):
-        texts.append(_predictions(methods, settings, at))
+    modelled = [m for m in methods if at[*settings[0], m, None].get("predicted")]
+    if modelled:
+        texts.append(_predictions(modelled, settings, at))
     return "\n\n".join(texts)
 
 
